@@ -1,0 +1,1 @@
+#include "lmworks/pretokenize.h"

@@ -1,0 +1,1 @@
+"""What every other package may use: configuration, errors, atomic storage, machine facts. No torch."""

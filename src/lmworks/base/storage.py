@@ -1,0 +1,121 @@
+"""Files that are either whole or absent: write beside the target, fsync, rename.
+
+A reader never sees a half-written file or folder, whatever moment a process is killed or the disk
+fills up. Failures become StorageError and leave what was there before.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmworks.base.errors import StorageError
+
+_FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success fsync it and rename it over `path`.
+
+    On any failure the temporary file is removed and `path` keeps its old content.
+    """
+    path = Path(path)
+    part = _part_path(path)
+    with _storage_errors(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield part
+            fsync(part)
+            part.replace(path)
+            fsync(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`; on success fsync its files and rename it to `path`.
+
+    `path` must not exist yet. On any failure the temporary folder is removed.
+    """
+    path = Path(path)
+    part = _part_path(path)
+    with _storage_errors(path):
+        try:
+            part.mkdir(parents=True)
+            yield part
+            for file in sorted(part.rglob("*")):
+                fsync(file)
+            fsync(part)
+            part.rename(path)
+            fsync(path.parent)
+        finally:
+            if part.exists():
+                shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_parts(folder: str | Path) -> None:
+    """Delete what killed writers left in `folder`. Call only when no writer is alive."""
+    for part in Path(folder).glob(".*.part-*"):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with atomic_file(path) as part:
+        part.write_bytes(data)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path` atomically, as UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` to `path` atomically, as indented UTF-8 JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256_file(path: str | Path) -> str:
+    """Hex SHA-256 of a file's content, read in constant memory."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Force a file's or folder's content to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _part_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as err:
+        if err.errno in _FULL_DISK_ERRNOS:
+            what = "the disk is full or a size limit was hit; free some space and run it again"
+        elif err.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            what = "no permission to write there"
+        else:
+            raise
+        raise StorageError(f"could not write {path}: {what} ({err.strerror})") from err

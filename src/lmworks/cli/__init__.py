@@ -1,0 +1,1 @@
+"""The command line: a lazy front door (`main`) and one small file per command."""
