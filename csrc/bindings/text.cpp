@@ -1,6 +1,13 @@
-// Python bindings of the tokenizer core (module lmworks._text).
+// Python module lmworks._text: the tokenizer core. Each part registers itself.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;
 
-NB_MODULE(_text, m) { m.doc() = "Tokenizer core: pre-tokenization, BPE training, encoding."; }
+void bind_train(nb::module_& m);   // text_train.cpp: pre-tokenization, BPE training
+void bind_encode(nb::module_& m);  // text_encode.cpp: encoding, decoding
+
+NB_MODULE(_text, m) {
+  m.doc() = "Tokenizer core: pre-tokenization, BPE training, encoding.";
+  bind_train(m);
+  bind_encode(m);
+}

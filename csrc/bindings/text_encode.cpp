@@ -1,0 +1,6 @@
+// Bindings of encoding and decoding.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_encode(nb::module_&) {}
