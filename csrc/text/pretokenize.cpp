@@ -1,1 +1,46 @@
 #include "lmworks/pretokenize.h"
+
+namespace lmworks {
+namespace {
+
+struct Published {
+  std::string_view name;
+  std::string_view regex;
+};
+
+// In the order of enum Pattern. gpt2: encoder.py of openai/gpt-2. cl100k, o200k:
+// tiktoken_ext/openai_public.py. llama3, qwen2: the Split step of the models' tokenizer.json.
+constexpr Published kPublished[] = {
+    {"gpt2", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {"cl100k",
+     R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s)"},
+    {"o200k",
+     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+     R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {"llama3",
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {"qwen2",
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {"smollm",
+     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+)"},
+};
+
+}  // namespace
+
+std::optional<Pattern> parse_pattern(std::string_view name) {
+  for (const Pattern p : kPatterns) {
+    if (pattern_name(p) == name) return p;
+  }
+  return std::nullopt;
+}
+
+std::string_view pattern_name(Pattern pattern) {
+  return kPublished[static_cast<size_t>(pattern)].name;
+}
+
+std::string_view pattern_regex(Pattern pattern) {
+  return kPublished[static_cast<size_t>(pattern)].regex;
+}
+
+}  // namespace lmworks
