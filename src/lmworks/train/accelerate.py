@@ -1,0 +1,75 @@
+"""How a run uses this machine: number format, compilation, and the peak that MFU is measured against.
+
+`configure` is called once, before the model is built. The choices go into the run's resolved recipe,
+so a resumed run never probes again and keeps the exact arithmetic it started with.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+Precision = Literal["fp32", "bf16"]
+
+PROBE_SIDE = 768
+"""Side of the square matrices of the probe: big enough for full speed, 2.4 MB in fp32."""
+PROBE_S = 0.025
+"""Time per number format; both together stay near 50 ms."""
+MIN_BF16_SPEEDUP = 1.3
+"""bf16 adds casts and rounding; below this gain over fp32 it does not pay."""
+
+
+class Wishes(Protocol):
+    """The part of the recipe that asks for a way to run (`recipe.train`)."""
+
+    @property
+    def precision(self) -> Literal["auto", "fp32", "bf16"]: ...
+    @property
+    def compile(self) -> Literal["auto", "off", "on"]: ...
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """The way this run uses the machine."""
+
+    precision: Precision
+    compile: bool
+    peak_flops_per_s: float
+    """Measured matrix-multiply speed in `precision`, all threads: the 100 % of MFU."""
+    notes: tuple[str, ...]
+    """One line per choice, for the user."""
+
+
+def configure(wishes: Wishes) -> Acceleration:
+    """Choose precision and compilation; measures the machine's matrix-multiply speed (50 ms)."""
+    speeds: dict[Precision, float] = {
+        "fp32": gemm_flops_per_s(torch.float32),
+        "bf16": gemm_flops_per_s(torch.bfloat16),
+    }
+    ratio = speeds["bf16"] / speeds["fp32"]
+    precision: Precision
+    if wishes.precision == "auto":
+        precision = "bf16" if ratio >= MIN_BF16_SPEEDUP else "fp32"
+        why = f"bf16 matrix multiply is {ratio:.1f} times as fast as fp32 here"
+    else:
+        precision, why = wishes.precision, "as the recipe says"
+    peak = speeds[precision]
+    notes = (
+        f"precision {precision}: {why}",
+        f"matrix-multiply peak {peak / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads",
+    )
+    return Acceleration(precision, wishes.compile == "on", peak, notes)
+
+
+def gemm_flops_per_s(dtype: torch.dtype, *, side: int = PROBE_SIDE, budget_s: float = PROBE_S) -> float:
+    """Best speed of square `torch.mm` in `dtype` within `budget_s` (at least two repeats)."""
+    left, right = torch.ones(side, side, dtype=dtype), torch.ones(side, side, dtype=dtype)
+    out = torch.mm(left, right)
+    best_s, spent_s, repeats = float("inf"), 0.0, 0
+    while repeats < 2 or spent_s < budget_s:
+        start = time.perf_counter()
+        torch.mm(left, right, out=out)
+        took_s = time.perf_counter() - start
+        best_s, spent_s, repeats = min(best_s, took_s), spent_s + took_s, repeats + 1
+    return 2 * side**3 / best_s

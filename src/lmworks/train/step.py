@@ -1,0 +1,171 @@
+"""One optimizer step: forward and backward over the micro-batches, clip, update.
+
+Losses are summed, not averaged, over target tokens, and gradients with them; one division by the
+step's total of target tokens happens at the end, folded with the clipping coefficient into the
+optimizer's `grad_scale`. A batch cut into micro-batches with unequal numbers of targets therefore
+has the gradient of the whole batch (averaging per micro-batch has not: huggingface/transformers
+issue 34191).
+
+Clipping is by the norm of all gradients together (Pascanu et al. 2013, "On the difficulty of
+training recurrent neural networks", arXiv 1211.5063).
+
+Legend: B sequences, T tokens, N = B*T, C d_model, V vocab.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lmworks.base.errors import TrainingError
+from lmworks.data.loader import Batch
+from lmworks.models.decoder import Decoder
+from lmworks.ops.linear_cross_entropy import linear_cross_entropy
+
+CLIP_EPS = 1e-6
+"""Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+class Optimizer(Protocol):
+    """What a step needs of an optimizer (lmworks.train.optim)."""
+
+    def step(self, *, lr: float, grad_scale: float = 1.0) -> None: ...
+    def zero_grad(self) -> None: ...
+
+
+class NonFiniteError(TrainingError):
+    """The loss or the gradient of a step is NaN or infinite; no weight was changed."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did; losses in nats per target token."""
+
+    loss: float
+    z_loss: float
+    grad_norm: float
+    """Norm over all parameters of the mean gradient, before clipping."""
+    num_tokens: int
+    """Target tokens (those not ignored)."""
+
+
+class TrainStep:
+    """Callable that trains `model` on one batch.
+
+    Args:
+        hidden: the function that computes the final hidden states; `model.hidden` or a compiled one.
+        micro_batch_size: sequences per forward and backward pass.
+        clip_norm: largest gradient norm; infinity clips nothing.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        optimizer: Optimizer,
+        *,
+        hidden: Callable[..., Tensor],
+        micro_batch_size: int,
+        num_micro_batches: int,
+        clip_norm: float,
+        z_loss_weight: float,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.hidden = hidden
+        self.micro_batch_size = micro_batch_size
+        self.clip_norm = clip_norm
+        self.z_loss_weight = z_loss_weight
+        if num_micro_batches > 1:
+            # bf16 keeps 8 bits: the small terms of a long sum would vanish in it.
+            for parameter in model.parameters():
+                parameter.grad_dtype = torch.float32
+
+    def __call__(self, batch: Batch, *, lr: float) -> StepReport:
+        """Train on `batch` with learning rate `lr`.
+
+        Raises:
+            NonFiniteError: before anything is updated, if the loss or gradient is not finite.
+        """
+        inputs_BT = torch.from_numpy(batch.inputs_BT)
+        targets_BT = torch.from_numpy(batch.targets_BT)
+        num_tokens = int((targets_BT >= 0).sum())
+        if num_tokens == 0:
+            raise TrainingError("a batch has no target tokens: every position is ignored")
+        self.optimizer.zero_grad()
+        loss_sum = z_loss_sum = 0.0
+        for rows in self._micro_batches(len(inputs_BT)):
+            documents = batch.document_ids_BT
+            loss, z_loss = self._backward(
+                inputs_BT[rows],
+                targets_BT[rows],
+                None if documents is None else torch.from_numpy(documents[rows]),
+            )
+            loss_sum, z_loss_sum = loss_sum + loss, z_loss_sum + z_loss
+        if not math.isfinite(loss_sum + z_loss_sum):
+            raise NonFiniteError(f"loss is {loss_sum / num_tokens}")
+        grad_norm = gradient_norm(self.model) / num_tokens
+        if not math.isfinite(grad_norm):
+            raise NonFiniteError(f"gradient norm is {grad_norm}")
+        clip = min(1.0, self.clip_norm / (grad_norm + CLIP_EPS))
+        self.optimizer.step(lr=lr, grad_scale=clip / num_tokens)
+        return StepReport(loss_sum / num_tokens, z_loss_sum / num_tokens, grad_norm, num_tokens)
+
+    def _micro_batches(self, batch_size: int) -> list[slice]:
+        size = self.micro_batch_size
+        return [slice(start, start + size) for start in range(0, batch_size, size)]
+
+    def _backward(
+        self,
+        inputs_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T"],
+        document_ids_BT: Int[Tensor, "B T"] | None,
+    ) -> tuple[float, float]:
+        """Add the gradient of the summed loss to every `.grad`; returns (loss sum, z-loss sum)."""
+        hidden_BTC = self.hidden(inputs_BT, document_ids_BT=document_ids_BT)
+        terms = linear_cross_entropy(
+            hidden_BTC.flatten(0, 1),
+            self.model.head_weight_VC,
+            targets_BT.flatten(),
+            z_loss_weight=self.z_loss_weight,
+            logit_softcap=self.model.config.logit_softcap,
+        )
+        (terms.loss_sum + terms.z_loss_sum).backward()
+        return terms.loss_sum.item(), terms.z_loss_sum.item()
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """2-norm over all gradients of `model` together, accumulated in fp32."""
+    norms: list[Float[Tensor, ""]] = [
+        torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    ]
+    return torch.linalg.vector_norm(torch.stack(norms)).item()
+
+
+def recompute_activations(blocks: nn.ModuleList) -> None:
+    """Make every block keep only its input in training and run again in the backward pass.
+
+    Memory for activations falls to one hidden state per block, for about a third more arithmetic
+    (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). Dropout
+    draws the same masks again, so losses and gradients stay the same. Parameter names gain a
+    `.block` part: build the optimizer first.
+    """
+    for index, block in enumerate(blocks):
+        blocks[index] = _Recomputed(block)
+
+
+class _Recomputed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.block(*args, **kwargs)
+        return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
