@@ -1,0 +1,23 @@
+"""Euclidean norm over a list of tensors taken as one vector."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lmworks.ops.dispatch import Operator
+from lmworks.ops.global_norm import reference
+
+OPERATOR = Operator("global_norm", schema="", reference=reference.global_norm, kernels={})
+
+
+def global_norm(tensors: Sequence[Tensor]) -> float:
+    """sqrt(sum of x^2 over all elements), accumulated in float64; 0.0 for an empty list.
+
+    The value does not depend on the number of threads. NaN or Inf anywhere gives NaN or Inf.
+    """
+    if not tensors:
+        return 0.0
+    is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
+    kernel = OPERATOR.pick(tensors[0].device, torch.float64 if is_double else tensors[0].dtype)
+    return kernel(tensors)
