@@ -1,1 +1,1 @@
-"""nn."""
+"""Layers: norms, positions, attention, MLPs. `nn.config` needs no torch."""

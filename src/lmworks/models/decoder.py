@@ -1,0 +1,228 @@
+"""A decoder language model, as its equations read.
+
+    x_0     = embed(tokens) (+ position)
+    x_(l+1) = x_l + attention(norm(x_l)), then + mlp(norm(.))       (pre-norm, serial)
+    logits  = head(norm(x_L))
+
+Norm position, serial or parallel blocks, attention, MLP and positions follow `ModelConfig`. Nothing
+here knows of devices, precision, sharding or compilation: those are applied to a built model.
+Shapes: B batch, T tokens, C residual channels (d_model), V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmworks.base.errors import ConfigError
+from lmworks.models.config import ModelConfig, residual_std
+from lmworks.nn.attention.cache import KVCache
+from lmworks.nn.attention.gqa import GroupedQueryAttention
+from lmworks.nn.attention.mask import causal_mask, document_mask
+from lmworks.nn.linear import Embedding, Linear
+from lmworks.nn.mlp import make_mlp
+from lmworks.nn.norm import make_norm
+from lmworks.nn.position import (
+    LearnedPositions,
+    Rope,
+    Rotation,
+    SinusoidalPositions,
+    packed_positions,
+)
+
+
+class Block(nn.Module):
+    """Attention and MLP around the residual stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        d_model, use_bias = config.d_model, config.use_bias
+        self.norm_position = config.norm_position
+        self.is_parallel = config.block == "parallel"
+        self.attention = GroupedQueryAttention(
+            config.attention,
+            d_model=d_model,
+            norm=config.norm,
+            use_bias=use_bias,
+            dropout=config.dropout,
+            layer=layer,
+        )
+        self.mlp = make_mlp(config.mlp, d_model=d_model, use_bias=use_bias)
+        self.dropout = nn.Dropout(config.dropout)
+        self.attention_norm = _norm(config)
+        self.attention_out_norm = _out_norm(config)
+        if not self.is_parallel:
+            self.mlp_norm = _norm(config)
+            self.mlp_out_norm = _out_norm(config)
+
+    def forward(
+        self,
+        x_BTC: Float[Tensor, "B T C"],
+        *,
+        rotation: Rotation | None = None,
+        mask: Bool[Tensor, "... T S"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T C"]:
+        """One layer of the model."""
+
+        def attend(h_BTC: Tensor) -> Tensor:
+            return self.attention(h_BTC, rotation=rotation, mask=mask, cache=cache)
+
+        def attend_and_mlp(h_BTC: Tensor) -> Tensor:
+            return attend(h_BTC) + self.mlp(h_BTC)
+
+        if self.is_parallel:
+            return self._add(x_BTC, attend_and_mlp, self.attention_norm, self.attention_out_norm)
+        x_BTC = self._add(x_BTC, attend, self.attention_norm, self.attention_out_norm)
+        return self._add(x_BTC, self.mlp, self.mlp_norm, self.mlp_out_norm)
+
+    def _add(
+        self, x_BTC: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, out_norm: nn.Module
+    ) -> Tensor:
+        """Add f to the residual stream; `out_norm` does nothing unless the norm is double."""
+        if self.norm_position == "post":
+            return norm(x_BTC + self.dropout(f(x_BTC)))
+        return x_BTC + self.dropout(out_norm(f(norm(x_BTC))))
+
+
+class Decoder(nn.Module):
+    """Tokens in, logits of the next token out, after every position."""
+
+    def __init__(self, config: ModelConfig, *, generator: torch.Generator | None = None) -> None:
+        """Build with fresh weights from `generator` (default: a new one with seed 0)."""
+        super().__init__()
+        self.config = config
+        d_model, max_seq_len = config.d_model, config.max_seq_len
+        self.embed = Embedding(config.vocab_size, d_model)
+        self.position: LearnedPositions | SinusoidalPositions | None = None
+        self.rope: Rope | None = None
+        if config.position.kind == "learned":
+            self.position = LearnedPositions(max_seq_len=max_seq_len, d_model=d_model)
+        elif config.position.kind == "sinusoidal":
+            self.position = SinusoidalPositions(max_seq_len=max_seq_len, d_model=d_model)
+        elif config.position.kind == "rope":
+            head_dim = config.attention.head_dim
+            self.rope = Rope(config.position, head_dim=head_dim, max_seq_len=max_seq_len)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.norm = _norm(config) if config.has_final_norm else nn.Identity()
+        if not config.tie_embeddings:
+            self.head = Linear(d_model, config.vocab_size, bias=False)
+        self.reset_parameters(generator or torch.Generator().manual_seed(0))
+
+    def forward(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        *,
+        cache: KVCache | None = None,
+        document_ids_BT: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits after each token. See `hidden` for the arguments."""
+        hidden_BTC = self.hidden(tokens_BT, cache=cache, document_ids_BT=document_ids_BT)
+        logits_BTV = F.linear(hidden_BTC, self.head_weight_VC)
+        if cap := self.config.logit_softcap:
+            logits_BTV = cap * torch.tanh(logits_BTV / cap)
+        return logits_BTV
+
+    def hidden(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        *,
+        cache: KVCache | None = None,
+        document_ids_BT: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T C"]:
+        """The last layer's output after the final norm, before the head.
+
+        With a `cache` the tokens continue the cached ones and are added to it. With
+        `document_ids_BT` tokens see only their own document and positions restart in each.
+        """
+        positions, mask = self._positions_and_mask(tokens_BT, cache, document_ids_BT)
+        x_BTC = self.embed(tokens_BT)
+        if self.position is not None:
+            x_BTC = self.position.add_to(x_BTC, positions)
+        rotation = None if self.rope is None else self.rope(positions)
+        x_BTC = self.dropout(x_BTC)
+        for layer in self.layers:
+            x_BTC = layer(x_BTC, rotation=rotation, mask=mask, cache=cache)
+        if cache is not None:
+            cache.advance(tokens_BT.shape[1])
+        return self.norm(x_BTC)
+
+    @property
+    def head_weight_VC(self) -> Float[Tensor, "V C"]:
+        """The output head: the embedding itself if tied."""
+        return self.embed.weight if self.config.tie_embeddings else self.head.weight
+
+    def new_cache(self, batch_size: int, *, max_seq_len: int | None = None) -> KVCache:
+        """An empty key-value cache of the weights' dtype and device, `max_seq_len` tokens long."""
+        return KVCache(
+            num_layers=self.config.num_layers,
+            batch_size=batch_size,
+            max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
+            num_kv_heads=self.config.attention.num_kv_heads,
+            head_dim=self.config.attention.head_dim,
+            dtype=self.embed.weight.dtype,
+            device=self.embed.weight.device,
+        )
+
+    def num_params(self) -> int:
+        """All parameters; a tied head counts once."""
+        return self.config.num_params()
+
+    def flops_per_token(
+        self, context_length: int, *, training: bool, causal: bool = False
+    ) -> float:
+        """Matmul FLOPs per token; see `ModelConfig.flops_per_token`."""
+        return self.config.flops_per_token(context_length, training=training, causal=causal)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw fresh weights, in fp32 and in model order, so they depend on the generator alone.
+
+        GPT-2's scheme (Radford et al. 2019, section 2.3): matrices N(0, init.std), the two that
+        write into the residual stream smaller by sqrt(2 num_layers); norms 1, biases 0.
+        """
+        init = self.config.init
+        small = residual_std(init, self.config.num_layers)
+        for name, weight in self.named_parameters():
+            if name.endswith(".bias"):
+                weight.zero_()
+            elif weight.ndim == 1:
+                weight.fill_(1.0)
+            elif not weight.is_meta:
+                std = (
+                    small if name.endswith(("attention.o.weight", "mlp.down.weight")) else init.std
+                )
+                draw = torch.empty(weight.shape, device=generator.device)
+                weight.copy_(draw.normal_(0.0, std, generator=generator))
+
+    def _positions_and_mask(
+        self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Positions (T, or B T if documents restart them), and a mask where causal is not all."""
+        num_cached = 0 if cache is None else cache.length
+        num_tokens = tokens_BT.shape[1]
+        if num_cached + num_tokens > self.config.max_seq_len:
+            raise ConfigError(
+                f"{num_cached + num_tokens} tokens are longer than the model's context: "
+                f"max_seq_len={self.config.max_seq_len}"
+            )
+        if document_ids_BT is not None:
+            if cache is not None:
+                raise ValueError("document_ids_BT packs whole documents; decode them without cache")
+            return packed_positions(document_ids_BT), document_mask(document_ids_BT)
+        device = tokens_BT.device
+        positions_T = torch.arange(num_cached, num_cached + num_tokens, device=device)
+        if num_cached == 0 or num_tokens == 1:
+            return positions_T, None
+        return positions_T, causal_mask(num_tokens, num_cached + num_tokens, device)
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    return make_norm(config.norm, config.d_model, use_bias=config.use_bias)
+
+
+def _out_norm(config: ModelConfig) -> nn.Module:
+    return _norm(config) if config.norm_position == "double" else nn.Identity()

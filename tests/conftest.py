@@ -1,0 +1,20 @@
+"""Shared by all tests: shapes are checked at run time, and hypothesis has no deadline.
+
+jaxtyping annotations cost nothing in normal use. Under pytest they are checked by beartype on every
+call; LMWORKS_TYPECHECK=0 switches that off (for timings, and where torch.compile traces a model).
+"""
+
+import os
+
+from hypothesis import settings
+
+TYPECHECKED = ["lmworks.nn", "lmworks.ops", "lmworks.models"]
+
+if os.environ.get("LMWORKS_TYPECHECK", "1") != "0":
+    from jaxtyping import install_import_hook
+
+    install_import_hook(TYPECHECKED, "beartype.beartype")
+
+# Machines that share their cores make single examples slow at random.
+settings.register_profile("lmworks", deadline=None)
+settings.load_profile("lmworks")

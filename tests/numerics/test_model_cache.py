@@ -1,0 +1,45 @@
+"""Decoding with the key-value cache gives the logits of the whole sequence."""
+
+import pytest
+import torch
+
+from lmworks.models.config import ModelConfig
+from lmworks.models.decoder import Decoder
+
+
+def small(**changes) -> ModelConfig:
+    values = {
+        "vocab_size": 61,
+        "max_seq_len": 32,
+        "d_model": 32,
+        "num_layers": 2,
+        "attention": {"num_heads": 4},
+        "mlp": {"d_ff": 48},
+        "init": {"std": 0.2},
+    }
+    return ModelConfig.model_validate(values | changes)
+
+
+@pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "none"])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_cached_logits_equal_uncached(position, num_kv_heads, softcap):
+    attention = {"num_heads": 4, "num_kv_heads": num_kv_heads, "logit_softcap": softcap}
+    model = Decoder(small(attention=attention, position={"kind": position})).eval()
+    tokens = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(1))
+    cache = model.new_cache(2)
+    with torch.no_grad():
+        # A prompt, single tokens, then several at once: the three shapes of decoding.
+        pieces = [model(piece, cache=cache) for piece in tokens.split([9, 1, 1, 13], dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, 1), model(tokens), atol=1e-4, rtol=0)
+
+
+def test_truncated_cache_continues_as_if_the_rest_was_never_seen():
+    model = Decoder(small()).eval()
+    tokens = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(1))
+    cache = model.new_cache(1)
+    with torch.no_grad():
+        model(tokens, cache=cache)
+        cache.truncate(10)
+        again = model(tokens[:, 10:15], cache=cache)
+        torch.testing.assert_close(again, model(tokens[:, :15])[:, 10:], atol=1e-4, rtol=0)
