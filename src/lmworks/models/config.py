@@ -27,6 +27,9 @@ from lmworks.nn.config import (
 )
 
 TRAINING_FLOPS_FACTOR = 3
+MAX_SEQ_LEN = 2**24
+"""Longest context that a config may name: position tables are built in full, so a forged config
+must not ask for all memory."""
 
 
 class InitConfig(Config):
@@ -44,7 +47,7 @@ class ModelConfig(Config):
 
     vocab_size: PositiveInt
     """Rows of the embedding: token ids run from 0 to vocab_size - 1."""
-    max_seq_len: PositiveInt
+    max_seq_len: Annotated[int, Field(gt=0, le=MAX_SEQ_LEN)]
     """Longest sequence, in tokens."""
     d_model: PositiveInt
     """Width of the residual stream."""
