@@ -309,7 +309,7 @@ def _start_worker() -> None:
 
 @lru_cache(maxsize=1)
 def _load_tokenizer(file: Path) -> "Tokenizer":
-    tokenizer: "Tokenizer" = pickle.loads(file.read_bytes())  # written by the parent just now
+    tokenizer: Tokenizer = pickle.loads(file.read_bytes())  # written by the parent just now
     return tokenizer
 
 
