@@ -1,6 +1,300 @@
-// Bindings of encoding and decoding.
+// Bindings of encoding and decoding: arguments checked, the GIL released, results as numpy arrays.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lmworks/bpe_encode.h"
 
 namespace nb = nanobind;
+using namespace lmworks;
 
-void bind_encode(nb::module_&) {}
+namespace {
+
+using IdsIn = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OffsetsIn = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IdsOut = nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>;
+using OffsetsOut = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
+
+const uint8_t* data(const nb::bytes& text) { return static_cast<const uint8_t*>(text.data()); }
+
+IdsOut to_numpy(TokenBuffer& ids) {
+  ids.shrink_to_fit();
+  const size_t size = ids.size();
+  if (size == 0) ids.reserve(1);
+  uint32_t* const p = ids.release();
+  return IdsOut(p, {size}, nb::capsule(p, [](void* q) noexcept { std::free(q); }));
+}
+
+Pattern pattern_named(const std::string& name) {
+  const auto pattern = parse_pattern(name);
+  if (!pattern) throw nb::value_error(("unknown pattern: " + name).c_str());
+  return *pattern;
+}
+
+std::vector<std::string_view> views(const std::vector<nb::bytes>& tokens) {
+  std::vector<std::string_view> result;
+  for (const nb::bytes& token : tokens) {
+    if (token.size() == 0) throw nb::value_error("a special token is empty");
+    result.emplace_back(token.c_str(), token.size());
+  }
+  return result;
+}
+
+// A query whose actions are checked to be one per special token.
+SpecialMatcher::Query make_query(const SpecialMatcher& matcher, const nb::bytes& actions) {
+  if (actions.size() != matcher.num_tokens()) throw nb::value_error("one action per special token");
+  return {matcher, data(actions)};
+}
+
+class SpecialSplitter {
+ public:
+  explicit SpecialSplitter(const std::vector<nb::bytes>& tokens) : matcher_(views(tokens)) {}
+
+  std::vector<std::tuple<size_t, size_t, uint32_t>> find(const nb::bytes& text,
+                                                         const nb::bytes& actions) const {
+    const auto query = make_query(matcher_, actions);
+    std::vector<std::tuple<size_t, size_t, uint32_t>> found;
+    SpecialMatch match;
+    for (size_t at = 0; query.find(data(text), text.size(), at, false, &match); at = match.end) {
+      found.emplace_back(match.begin, match.end, match.index);
+    }
+    return found;
+  }
+
+  size_t cut(const nb::bytes& text, const nb::bytes& actions,
+             const std::optional<std::string>& pattern) const {
+    const auto query = make_query(matcher_, actions);
+    std::optional<Pattern> parsed;
+    if (pattern) parsed = pattern_named(*pattern);
+    const nb::gil_scoped_release release;
+    return stream_cut(query, parsed, data(text), text.size());
+  }
+
+ private:
+  SpecialMatcher matcher_;
+};
+
+// The caches are handed out and taken back while the GIL is held, so they need no lock of their own
+// and a fork can never copy a held one.
+class Encoder {
+ public:
+  Encoder(const std::string& pattern, bool ignore_merges, const nb::bytes& token_bytes,
+          OffsetsIn token_offsets, IdsIn merges, const std::vector<nb::bytes>& specials,
+          std::vector<uint32_t> special_ids, size_t max_cache_slots)
+      : model_(make_model(pattern, ignore_merges, token_bytes, token_offsets, merges)),
+        matcher_(views(specials)),
+        special_ids_(std::move(special_ids)),
+        max_cache_slots_(max_cache_slots) {
+    if (special_ids_.size() != specials.size()) throw nb::value_error("one id per special token");
+  }
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+
+  // The ids, or the index of the forbidden special token that the text holds (an int).
+  nb::object encode_to_numpy(const nb::bytes& text, const nb::bytes& actions) {
+    TokenBuffer ids;
+    const uint32_t forbidden = run(text, actions, ids);
+    if (forbidden != kNoToken) return nb::int_(forbidden);
+    return nb::cast(to_numpy(ids));
+  }
+
+  nb::object encode_to_list(const nb::bytes& text, const nb::bytes& actions) {
+    TokenBuffer ids;
+    const uint32_t forbidden = run(text, actions, ids);
+    if (forbidden != kNoToken) return nb::int_(forbidden);
+    return to_list(ids.data(), ids.size());
+  }
+
+  // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden index.
+  nb::object encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
+                          size_t num_threads);
+
+  nb::list ids_to_list(IdsIn ids) { return to_list(ids.data(), ids.size()); }
+
+ private:
+  static BpeModel make_model(const std::string& pattern, bool ignore_merges,
+                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges);
+  uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
+  nb::list to_list(const uint32_t* ids, size_t size);
+
+  std::unique_ptr<PieceCache> take_cache() {
+    if (caches_.empty()) return std::make_unique<PieceCache>(max_cache_slots_);
+    auto cache = std::move(caches_.back());
+    caches_.pop_back();
+    return cache;
+  }
+
+  BpeModel model_;
+  SpecialMatcher matcher_;
+  std::vector<uint32_t> special_ids_;
+  size_t max_cache_slots_;
+  std::vector<std::unique_ptr<PieceCache>> caches_;
+  std::vector<nb::object> interned_;  // int objects by id: a list costs a pointer per token
+};
+
+BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
+                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges) {
+  const size_t num_tokens = offsets.size() - 1;
+  if (offsets.size() == 0 || num_tokens >= kMaxTokens) throw nb::value_error("too many tokens");
+  if (offsets.data()[num_tokens] != token_bytes.size()) throw nb::value_error("token offsets");
+  for (size_t i = 0; i < num_tokens; ++i) {
+    if (offsets.data()[i] > offsets.data()[i + 1]) throw nb::value_error("token offsets");
+  }
+  if (merges.size() % 3 != 0 || merges.size() / 3 > kMaxMerges) {
+    throw nb::value_error("merges: not (left, right, result) triples, or too many");
+  }
+  for (size_t i = 0; i < merges.size(); ++i) {
+    if (merges.data()[i] >= num_tokens) throw nb::value_error("a merge of an unknown token");
+  }
+  return BpeModel({pattern_named(pattern), ignore_merges, {data(token_bytes), token_bytes.size()},
+                   {offsets.data(), offsets.size()}, {merges.data(), merges.size()}});
+}
+
+uint32_t Encoder::run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids) {
+  const auto query = make_query(matcher_, actions);
+  auto cache = take_cache();
+  uint32_t forbidden;
+  {
+    const nb::gil_scoped_release release;
+    ids.reserve(text.size() / 4 + 1024);
+    forbidden = lmworks::encode(model_, query, special_ids_, *cache, data(text), text.size(), ids);
+  }
+  caches_.push_back(std::move(cache));
+  return forbidden;
+}
+
+nb::list Encoder::to_list(const uint32_t* ids, size_t size) {
+  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(size));
+  if (list == nullptr) throw nb::python_error();
+  const nb::list result = nb::steal<nb::list>(list);
+  for (size_t i = 0; i < size; ++i) {
+    const uint32_t id = ids[i];
+    if (id >= interned_.size()) {
+      if (id >= kMaxTokens) throw nb::value_error("a token id out of range");
+      interned_.resize(id + 1);
+    }
+    nb::object& number = interned_[id];
+    if (!number.is_valid()) number = nb::int_(id);
+    PyList_SetItem(list, static_cast<Py_ssize_t>(i), nb::object(number).release().ptr());
+  }
+  return result;
+}
+
+nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
+                                 size_t num_threads) {
+  const auto query = make_query(matcher_, actions);
+  num_threads = std::max<size_t>(1, std::min(num_threads, texts.size()));
+  struct Span {
+    size_t worker, begin, end;
+  };
+  std::vector<Span> spans(texts.size());
+  std::vector<TokenBuffer> buffers(num_threads);
+  std::vector<std::unique_ptr<PieceCache>> caches;
+  std::vector<std::exception_ptr> errors(num_threads);
+  for (size_t i = 0; i < num_threads; ++i) caches.push_back(take_cache());
+  std::vector<std::pair<const uint8_t*, size_t>> inputs;
+  for (const nb::bytes& text : texts) inputs.emplace_back(data(text), text.size());
+  std::atomic<size_t> next = 0;
+  std::atomic<uint32_t> forbidden = kNoToken;
+  const auto work = [&](size_t worker) {
+    try {
+      TokenBuffer& ids = buffers[worker];
+      for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
+        const size_t begin = ids.size();
+        const uint32_t found = lmworks::encode(model_, query, special_ids_, *caches[worker],
+                                               inputs[i].first, inputs[i].second, ids);
+        if (found != kNoToken) forbidden = found;
+        spans[i] = {worker, begin, ids.size()};
+      }
+    } catch (...) {
+      errors[worker] = std::current_exception();
+    }
+  };
+  TokenBuffer all;
+  std::vector<uint64_t> offsets(1, 0);
+  {
+    const nb::gil_scoped_release release;
+    std::vector<std::jthread> threads;
+    for (size_t i = 1; i < num_threads; ++i) threads.emplace_back(work, i);
+    work(0);
+    threads.clear();  // joins
+    for (const Span& span : spans) {
+      const size_t size = span.end - span.begin;
+      if (size != 0) {
+        std::copy_n(buffers[span.worker].data() + span.begin, size, all.reserve(size));
+        all.advance_to(all.data() + all.size() + size);
+      }
+      offsets.push_back(all.size());
+    }
+  }
+  for (auto& cache : caches) caches_.push_back(std::move(cache));
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  if (forbidden != kNoToken) return nb::int_(forbidden.load());
+  auto* const starts = new std::vector<uint64_t>(std::move(offsets));
+  const nb::capsule owner(starts, [](void* p) noexcept {
+    delete static_cast<std::vector<uint64_t>*>(p);
+  });
+  return nb::make_tuple(nb::cast(to_numpy(all)),
+                        nb::cast(OffsetsOut(starts->data(), {starts->size()}, owner)));
+}
+
+// The bytes of the tokens one after another. An id without bytes: ValueError with its place.
+nb::bytes decode_bytes(const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn ids) {
+  const uint64_t* const at = offsets.data();
+  size_t total = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint32_t id = ids.data()[i];
+    if (id + size_t{1} >= offsets.size() || at[id] == at[id + 1]) {
+      throw nb::index_error(std::to_string(i).c_str());
+    }
+    total += at[id + 1] - at[id];
+  }
+  std::string text;
+  text.reserve(total);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint32_t id = ids.data()[i];
+    text.append(token_bytes.c_str() + at[id], at[id + 1] - at[id]);
+  }
+  return nb::bytes(text.data(), text.size());
+}
+
+}  // namespace
+
+void bind_encode(nb::module_& m) {
+  m.attr("MAX_TOKENS") = kMaxTokens;
+  m.attr("MAX_MERGES") = kMaxMerges;
+  m.def("decode_bytes", &decode_bytes, nb::arg("token_bytes"), nb::arg("token_offsets"),
+        nb::arg("ids"), "Bytes of the tokens in a row; IndexError(place) for an id without bytes.");
+  nb::class_<SpecialSplitter>(m, "SpecialSplitter")
+      .def(nb::init<const std::vector<nb::bytes>&>(), nb::arg("tokens"))
+      .def("find", &SpecialSplitter::find, nb::arg("text"), nb::arg("actions"),
+           "(begin, end, index) of each special token in the text, earliest and then longest first.")
+      .def("cut", &SpecialSplitter::cut, nb::arg("text"), nb::arg("actions"),
+           nb::arg("pattern").none(),
+           "Length of the longest prefix whose ids no further text can change.");
+  nb::class_<Encoder>(m, "BpeEncoder")
+      .def(nb::init<const std::string&, bool, const nb::bytes&, OffsetsIn, IdsIn,
+                    const std::vector<nb::bytes>&, std::vector<uint32_t>, size_t>(),
+           nb::arg("pattern"), nb::arg("ignore_merges"), nb::arg("token_bytes"),
+           nb::arg("token_offsets"), nb::arg("merges"), nb::arg("specials"), nb::arg("special_ids"),
+           nb::arg("max_cache_slots"))
+      .def("encode_to_numpy", &Encoder::encode_to_numpy, nb::arg("text"), nb::arg("actions"))
+      .def("encode_to_list", &Encoder::encode_to_list, nb::arg("text"), nb::arg("actions"))
+      .def("encode_batch", &Encoder::encode_batch, nb::arg("texts"), nb::arg("actions"),
+           nb::arg("num_threads"))
+      .def("ids_to_list", &Encoder::ids_to_list, nb::arg("ids"));
+}

@@ -1,0 +1,198 @@
+#pragma once
+// Byte-level BPE encoding: text -> pre-tokenizer pieces -> token ids.
+//
+// Inside a piece the adjacent pair of lowest rank is merged first, the leftmost of equals, until no
+// pair has a rank: the semantics of GPT-2, Hugging Face tokenizers and tiktoken. A model with
+// `ignore_merges` emits a piece that is itself a token directly (tiktoken, Llama 3).
+//
+// Most pieces were seen before, so each encoding thread keeps a PieceCache: an open-addressing table
+// keyed by the bytes of the piece themselves (at most 15, packed in 16 bytes with the length), with
+// up to three token ids inline, and a smaller one for pieces of 16..255 bytes. Both are bounded.
+// A miss merges: a scan over a short array, or for long pieces a heap over a linked list,
+// O(n log n) on any input.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lmworks/pretokenize.h"
+
+namespace lmworks {
+
+constexpr uint32_t kNoToken = 0xFFFFFFFF;
+// Two ids and a rank share 64 bits in the pair table.
+constexpr uint32_t kMaxTokens = (1u << 21) - 1;
+constexpr uint32_t kMaxMerges = (1u << 22) - 1;
+
+// Growing array of token ids. Not a std::vector: growing must not zero or copy what realloc can remap.
+class TokenBuffer {
+ public:
+  TokenBuffer() = default;
+  TokenBuffer(const TokenBuffer&) = delete;
+  TokenBuffer& operator=(const TokenBuffer&) = delete;
+  TokenBuffer(TokenBuffer&& other) noexcept;
+  ~TokenBuffer() { std::free(data_); }
+
+  uint32_t* data() { return data_; }
+  const uint32_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  // Room for `count` more ids; returns where they go. Throws std::bad_alloc.
+  uint32_t* reserve(size_t count) {
+    if (capacity_ - size_ < count) grow(count);
+    return data_ + size_;
+  }
+  void advance_to(const uint32_t* end) { size_ = static_cast<size_t>(end - data_); }
+  void push(uint32_t id) { *reserve(1) = id, ++size_; }
+  void shrink_to_fit();
+  uint32_t* release();
+
+ private:
+  void grow(size_t count);
+  uint32_t* data_ = nullptr;
+  size_t size_ = 0, capacity_ = 0;
+};
+
+// What to do with a special token that stands in the text; one byte per token.
+enum class SpecialAction : uint8_t { as_text = 0, match = 1, forbid = 2 };
+
+struct SpecialMatch {
+  size_t begin, end;
+  uint32_t index;      // of the special token
+  bool is_incomplete;  // the text ends inside what may become a (longer) special token at `begin`
+};
+
+// Finds special tokens: the earliest first, of those the longest. A trie behind a first-byte filter.
+class SpecialMatcher {
+ public:
+  explicit SpecialMatcher(std::span<const std::string_view> tokens);
+  size_t num_tokens() const { return num_tokens_; }
+
+  // The tokens that some call looks for. Must not outlive the matcher or `actions`.
+  class Query {
+   public:
+    Query(const SpecialMatcher& matcher, const uint8_t* actions);
+    // Next token at or after `from`; false if none. With `is_stream`, an incomplete one counts.
+    bool find(const uint8_t* text, size_t size, size_t from, bool is_stream,
+              SpecialMatch* out) const;
+    SpecialAction action(uint32_t index) const { return SpecialAction{actions_[index]}; }
+
+   private:
+    size_t next_candidate(const uint8_t* text, size_t size, size_t from) const;
+    const SpecialMatcher& matcher_;
+    const uint8_t* actions_;
+    bool is_first_byte_[256] = {};
+    int num_first_bytes_ = 0;
+    uint8_t only_first_byte_ = 0;
+  };
+
+ private:
+  struct Node {
+    uint32_t child = 0, sibling = 0;  // 0: none (node 0 is the root)
+    uint32_t token = kNoToken;
+    uint8_t byte = 0;
+  };
+  uint32_t child_of(uint32_t node, uint8_t byte) const;
+  std::vector<Node> nodes_;
+  std::vector<uint8_t> first_bytes_;  // of each token
+  size_t num_tokens_;
+};
+
+// Longest prefix of a stream's text whose token ids cannot change, whatever text follows.
+// Without a pattern, pieces are no borders and only special tokens hold text back.
+size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pattern,
+                  const uint8_t* text, size_t size);
+
+// What a BpeModel is made of. The caller has checked it: every id < num_tokens, every byte a token.
+struct BpeVocabulary {
+  Pattern pattern;
+  bool ignore_merges;
+  std::span<const uint8_t> token_bytes;
+  std::span<const uint64_t> token_offsets;  // num_tokens + 1; an empty token is a hole
+  std::span<const uint32_t> merges;         // left, right, result; in rank order
+};
+
+// Working memory for merging one long piece.
+struct MergeScratch {
+  std::vector<uint32_t> symbol, previous, next;
+  std::vector<uint64_t> heap;
+};
+
+// Immutable after construction, shared by all threads.
+class BpeModel {
+ public:
+  explicit BpeModel(const BpeVocabulary& vocabulary);
+  Pattern pattern() const { return pattern_; }
+  // Writes the ids of one piece to `out` (room for `size`) and returns their number.
+  size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
+  std::string_view token(uint32_t id) const {
+    return {token_bytes_.data() + token_offsets_[id], token_offsets_[id + 1] - token_offsets_[id]};
+  }
+  uint32_t num_tokens() const { return static_cast<uint32_t>(token_offsets_.size() - 1); }
+
+ private:
+  uint32_t rank_of(uint32_t left, uint32_t right) const;
+  uint32_t whole_token(const uint8_t* piece, size_t size) const;
+  size_t merge_short(const uint8_t* piece, size_t size, uint32_t* out) const;
+  size_t merge_long(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
+
+  Pattern pattern_;
+  uint32_t byte_token_[256];
+  std::vector<uint64_t> pairs_;   // left << 43 | right << 22 | rank, open addressing
+  int pair_shift_;
+  std::vector<uint32_t> result_;  // by rank
+  std::vector<char> token_bytes_;
+  std::vector<uint64_t> token_offsets_;
+  std::vector<uint32_t> whole_;   // token ids by hash of their bytes; empty without ignore_merges
+  size_t max_whole_size_ = 0;
+};
+
+// Pieces already encoded. One thread at a time.
+class PieceCache {
+ public:
+  explicit PieceCache(size_t max_slots);
+  ~PieceCache() { std::free(slots_); }
+  PieceCache(const PieceCache&) = delete;
+  PieceCache& operator=(const PieceCache&) = delete;
+
+  // Appends the ids of `text`, which holds no special tokens, to `out`.
+  void encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out);
+
+ private:
+  struct alignas(32) Slot {
+    uint64_t low, high;  // the bytes, zero-padded; the length in the top byte
+    uint32_t tokens[3];  // with count > 3: tokens[0] is their place in overflow_
+    uint32_t count;      // 0: empty slot
+  };
+  struct LongSlot {
+    uint64_t hash;
+    uint32_t bytes_at, size, tokens_at, count;  // count 0: empty slot
+  };
+  struct Batch;
+  template <Pattern P>
+  void encode_pieces(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out);
+  void flush(const BpeModel& model, Batch& batch, TokenBuffer& out);
+  const Slot* insert(const BpeModel& model, uint64_t low, uint64_t high, uint64_t hash);
+  void encode_long(const BpeModel& model, const uint8_t* piece, size_t size, TokenBuffer& out);
+  void allocate(size_t num_slots);
+  void grow();
+
+  Slot* slots_ = nullptr;
+  size_t mask_ = 0, used_ = 0, max_slots_;
+  std::vector<uint32_t> overflow_;
+  std::vector<LongSlot> long_slots_;
+  size_t long_used_ = 0;
+  std::vector<uint8_t> long_bytes_;
+  std::vector<uint32_t> long_tokens_;
+  MergeScratch scratch_;
+};
+
+// Appends the ids of `text` to `out`. Returns the index of the first forbidden special token in it,
+// or kNoToken. `special_ids` maps a special token's index to its id.
+uint32_t encode(const BpeModel& model, const SpecialMatcher::Query& query,
+                std::span<const uint32_t> special_ids, PieceCache& cache, const uint8_t* text,
+                size_t size, TokenBuffer& out);
+
+}  // namespace lmworks

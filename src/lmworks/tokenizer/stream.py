@@ -1,0 +1,72 @@
+"""Token streams: text that arrives in chunks -> ids, and ids that arrive one by one -> text."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmworks.tokenizer.base import Tokenizer
+    from lmworks.tokenizer.special import SpecialSet
+
+BLOCK_CHARS = 1 << 16
+
+
+class StreamDecoder:
+    """Text of a growing token sequence. Never emits half a character.
+
+    All texts together equal `tokenizer.decode(ids)`: bytes that can no longer become a character
+    turn into U+FFFD at once, and `finish` turns an unfinished character at the end into one.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        """The characters that this token completes, often ""."""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """What is left at the end; the decoder then starts afresh."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+def encode_stream(
+    tokenizer: "Tokenizer",
+    texts: Iterable[str],
+    *,
+    allowed_special: "SpecialSet" = (),
+    disallowed_special: "SpecialSet" = "all",
+    block_chars: int = BLOCK_CHARS,
+) -> Iterator[int]:
+    """Ids of `"".join(texts)`, holding about `block_chars` characters or twice the longest piece.
+
+    Chunks are gathered to a block; of a block, everything is encoded that no further text can
+    change (`Tokenizer.stable_prefix`), and the rest waits for the next one.
+    """
+    held = ""
+    wanted = block_chars
+    gathered: list[str] = []
+    num_gathered = 0
+    for text in texts:
+        gathered.append(text)
+        num_gathered += len(text)
+        if num_gathered < wanted:
+            continue
+        block = held + "".join(gathered)
+        gathered, num_gathered = [], 0
+        ready, held = tokenizer.stable_prefix(
+            block, allowed_special=allowed_special, disallowed_special=disallowed_special
+        )
+        # Growing with what is held, so that one endless piece costs linear time in all.
+        wanted = max(block_chars, len(held))
+        yield from tokenizer.encode(
+            ready, allowed_special=allowed_special, disallowed_special=disallowed_special
+        )
+    yield from tokenizer.encode(
+        held + "".join(gathered),
+        allowed_special=allowed_special,
+        disallowed_special=disallowed_special,
+    )
