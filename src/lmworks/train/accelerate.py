@@ -1,7 +1,7 @@
-"""How a run uses this machine: number format, compilation, and the peak that MFU is measured against.
+"""How a run uses this machine: number format, compilation, and the peak that MFU refers to.
 
-`configure` is called once, before the model is built. The choices go into the run's resolved recipe,
-so a resumed run never probes again and keeps the exact arithmetic it started with.
+What `configure` chooses goes into the run's resolved recipe, so a resumed run keeps the exact
+arithmetic it started with.
 """
 
 import time
@@ -62,7 +62,9 @@ def configure(wishes: Wishes) -> Acceleration:
     return Acceleration(precision, wishes.compile == "on", peak, notes)
 
 
-def gemm_flops_per_s(dtype: torch.dtype, *, side: int = PROBE_SIDE, budget_s: float = PROBE_S) -> float:
+def gemm_flops_per_s(
+    dtype: torch.dtype, *, side: int = PROBE_SIDE, budget_s: float = PROBE_S
+) -> float:
     """Best speed of square `torch.mm` in `dtype` within `budget_s` (at least two repeats)."""
     left, right = torch.ones(side, side, dtype=dtype), torch.ones(side, side, dtype=dtype)
     out = torch.mm(left, right)

@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to go on, whole or absent, never pickle.
 
     checkpoints/
-    ├── step-200/{model.safetensors, config.json, optimizer.safetensors, rng.safetensors, state.json}
+    ├── step-200/{model,optimizer,rng}.safetensors, config.json, state.json
     ├── latest          text: the name of the checkpoint to resume from, written last
     └── best            text: the checkpoint with the lowest evaluation loss
 
@@ -38,6 +38,9 @@ FORMAT = 1
 LATEST, BEST = "latest", "best"
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 RNG_FILE, CONFIG_FILE, STATE_FILE = "rng.safetensors", "config.json", "state.json"
+FAILED_PREFIX = "failed-"
+"""`failed-step-N` is the state before a step whose loss was not finite; never pruned or resumed
+unasked."""
 _STEP_NAME = re.compile(r"step-(\d+)")
 
 
@@ -128,7 +131,8 @@ class CheckpointStore:
         A kill may come between the first checkpoint and its pointer; folders are whole or absent,
         so without a pointer the newest one is right.
         """
-        return _read_pointer(self.folder / LATEST) or (self.names() or [None])[-1]
+        names = self.names()
+        return _read_pointer(self.folder / LATEST) or (names[-1] if names else None)
 
     def best(self) -> str | None:
         """Name of the checkpoint with the lowest evaluation loss, or None."""
@@ -142,6 +146,10 @@ class CheckpointStore:
     def point_latest_at(self, name: str) -> None:
         """Make `name` the checkpoint that the next resume starts from."""
         write_text(self.folder / LATEST, name + "\n")
+
+    def discard(self, name: str) -> None:
+        """Delete checkpoint `name` if there is one."""
+        self._retire(self.folder / name)
 
     def clean(self) -> None:
         """Delete what killed writers left behind."""
@@ -181,8 +189,8 @@ def _part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
 
 
-def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write one checkpoint folder; `path` must not exist."""
+def write_snapshot(path: Path, snapshot: Snapshot) -> Path:
+    """Write one checkpoint folder and return it; `path` must not exist."""
     with atomic_dir(path) as part:
         _save_tensors(part / MODEL_FILE, snapshot.weights)
         _save_tensors(part / OPTIMIZER_FILE, snapshot.optimizer)
@@ -198,6 +206,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
             part / STATE_FILE,
             {"format": FORMAT, **vars(progress), "best": best, "files": files},
         )
+    return path
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -222,7 +231,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether every file of a checkpoint folder is there with the size and content it was saved with."""
+    """Whether every file of a checkpoint folder is as it was saved."""
     try:
         _verified_state(path)
     except CheckpointError:
@@ -235,7 +244,9 @@ def step_of(path: Path) -> int:
     return int(_read_json(path / STATE_FILE)["step"])
 
 
-def check_architecture(expected: Mapping[str, Any], found: Mapping[str, Any], *, where: str) -> None:
+def check_architecture(
+    expected: Mapping[str, Any], found: Mapping[str, Any], *, where: str
+) -> None:
     """Raise CheckpointError that lists every field in which two model configs differ."""
     left, right = _flat(expected), _flat(found)
     differing = [
@@ -277,7 +288,7 @@ def _verified_state(path: Path) -> dict[str, Any]:
         size_bytes = file.stat().st_size
         if size_bytes != expected["bytes"]:
             raise CheckpointError(
-                f"{file}: {size_bytes:,} bytes, {expected['bytes']:,} were saved (truncated or changed)"
+                f"{file}: {size_bytes:,} bytes, but {expected['bytes']:,} were saved (cut short?)"
             )
         if sha256_file(file) != expected["sha256"]:
             raise CheckpointError(f"{file}: checksum differs from the saved one (corrupt)")

@@ -15,10 +15,10 @@ Legend: B sequences, T tokens, N = B*T, C d_model, V vocab.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,16 +26,8 @@ from lmworks.base.errors import TrainingError
 from lmworks.data.loader import Batch
 from lmworks.models.decoder import Decoder
 from lmworks.ops.linear_cross_entropy import linear_cross_entropy
-
-CLIP_EPS = 1e-6
-"""Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
-
-
-class Optimizer(Protocol):
-    """What a step needs of an optimizer (lmworks.train.optim)."""
-
-    def step(self, *, lr: float, grad_scale: float = 1.0) -> None: ...
-    def zero_grad(self) -> None: ...
+from lmworks.train.optim.clip import clip_scale, global_grad_norm
+from lmworks.train.optim.protocol import Optimizer
 
 
 class NonFiniteError(TrainingError):
@@ -58,9 +50,9 @@ class TrainStep:
     """Callable that trains `model` on one batch.
 
     Args:
-        hidden: the function that computes the final hidden states; `model.hidden` or a compiled one.
+        hidden: computes the final hidden states; `model.hidden`, perhaps compiled.
         micro_batch_size: sequences per forward and backward pass.
-        clip_norm: largest gradient norm; infinity clips nothing.
+        clip_norm: largest gradient norm; 0 clips nothing.
     """
 
     def __init__(
@@ -108,10 +100,10 @@ class TrainStep:
             loss_sum, z_loss_sum = loss_sum + loss, z_loss_sum + z_loss
         if not math.isfinite(loss_sum + z_loss_sum):
             raise NonFiniteError(f"loss is {loss_sum / num_tokens}")
-        grad_norm = gradient_norm(self.model) / num_tokens
+        grad_norm = global_grad_norm(self.model.parameters()) / num_tokens
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"gradient norm is {grad_norm}")
-        clip = min(1.0, self.clip_norm / (grad_norm + CLIP_EPS))
+        clip = clip_scale(grad_norm, self.clip_norm) if self.clip_norm else 1.0
         self.optimizer.step(lr=lr, grad_scale=clip / num_tokens)
         return StepReport(loss_sum / num_tokens, z_loss_sum / num_tokens, grad_norm, num_tokens)
 
@@ -134,18 +126,8 @@ class TrainStep:
             z_loss_weight=self.z_loss_weight,
             logit_softcap=self.model.config.logit_softcap,
         )
-        (terms.loss_sum + terms.z_loss_sum).backward()
+        torch.autograd.backward(terms.loss_sum + terms.z_loss_sum)
         return terms.loss_sum.item(), terms.z_loss_sum.item()
-
-
-def gradient_norm(model: nn.Module) -> float:
-    """2-norm over all gradients of `model` together, accumulated in fp32."""
-    norms: list[Float[Tensor, ""]] = [
-        torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    ]
-    return torch.linalg.vector_norm(torch.stack(norms)).item()
 
 
 def recompute_activations(blocks: nn.ModuleList) -> None:

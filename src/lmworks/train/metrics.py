@@ -1,0 +1,145 @@
+"""Where a run's numbers go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked.
+
+`metrics.jsonl` is the source of every plot and report. One JSON object per line, written and
+flushed at once; on resume it is cut back to the checkpoint's step, so that the finished file reads
+as if the run had never been interrupted. Kinds: train, eval, sample, event.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from lmworks.base.errors import ConfigError
+from lmworks.base.storage import atomic_file
+
+METRICS_FILE = "metrics.jsonl"
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Receives every record; numbers under a name that a plot would carry."""
+
+    def write(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsLog:
+    """Appends records to `metrics.jsonl` and passes them on to the other sinks."""
+
+    def __init__(self, run: Path, sinks: list[Sink]) -> None:
+        self._file = (run / METRICS_FILE).open("a", encoding="utf-8")
+        self._sinks = sinks
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Write one record; `values` are numbers and strings."""
+        record = {"kind": kind, "step": step, **values}
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def read_metrics(run: Path) -> list[Record]:
+    """All records of a run, oldest first; a last line that a kill cut short is left out."""
+    file = run / METRICS_FILE
+    return list(_whole_lines(file)) if file.is_file() else []
+
+
+def truncate_metrics(run: Path, *, after_step: int) -> None:
+    """Drop every record of a later step than `after_step`, atomically."""
+    file = run / METRICS_FILE
+    if not file.is_file():
+        return
+    with atomic_file(file) as part, part.open("w", encoding="utf-8") as out:
+        for record in _whole_lines(file):
+            if record["step"] <= after_step:
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def open_sinks(
+    run: Path,
+    *,
+    tensorboard: bool,
+    wandb: Literal["off", "offline", "online"],
+    config: dict[str, Any],
+    next_step: int,
+) -> list[Sink]:
+    """The sinks beside metrics.jsonl; raises ConfigError that names a missing package."""
+    sinks: list[Sink] = []
+    if tensorboard:
+        sinks.append(_TensorBoard(run, next_step))
+    if wandb != "off":
+        sinks.append(_WandB(run, wandb, config))
+    return sinks
+
+
+class _TensorBoard:
+    def __init__(self, run: Path, next_step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("log.tensorboard=true", "tensorboard") from None
+        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=next_step)
+
+    def write(self, record: Record) -> None:
+        for name, value in _scalars(record):
+            self._writer.add_scalar(name, value, record["step"])
+        if record["kind"] == "sample":
+            self._writer.add_text("sample", record["prompt"] + record["text"], record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandB:
+    def __init__(
+        self, run: Path, mode: Literal["offline", "online"], config: dict[str, Any]
+    ) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing(f"log.wandb={mode}", "wandb") from None
+        self._run = wandb.init(
+            dir=str(run), mode=mode, name=run.name, id=_wandb_id(run), resume="allow", config=config
+        )
+
+    def write(self, record: Record) -> None:
+        self._run.log(dict(_scalars(record)), step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _wandb_id(run: Path) -> str:
+    """One id per run folder, so that a resumed run goes on in the same W&B run."""
+    file = run / "wandb_id.txt"
+    if not file.is_file():
+        import uuid
+
+        with atomic_file(file) as part:
+            part.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _scalars(record: Record) -> Iterator[tuple[str, float]]:
+    for key, value in record.items():
+        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{record['kind']}/{key}", float(value)
+
+
+def _whole_lines(file: Path) -> Iterator[Record]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _missing(setting: str, package: str) -> ConfigError:
+    return ConfigError(f"{setting} needs the package {package}: pip install 'lmworks[track]'")
