@@ -26,7 +26,31 @@ constexpr Published kPublished[] = {
      R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+)"},
 };
 
+// Whether a valid character other than white space ends just before p.
+bool follows_non_space(const uint8_t* begin, const uint8_t* p) {
+  for (const uint8_t* q = p - 1; q >= begin && p - q <= 4; --q) {
+    if ((*q & 0xC0) == 0x80) continue;
+    const Char c = classify(q, p);
+    return q + c.size == p && !(c.cls & kAnySpace);
+  }
+  return false;
+}
+
+bool is_ascii_letter(uint8_t b) { return kAsciiClass[b] & kAnyLetter; }
+
 }  // namespace
+
+const uint8_t* find_safe_cut(const uint8_t* begin, const uint8_t* from, const uint8_t* end) {
+  for (const uint8_t* p = from; p < end; ++p) {
+    if (p == begin) continue;
+    if (*p == ' ') {
+      if (p + 1 < end && is_ascii_letter(p[-1]) && is_ascii_letter(p[1])) return p;
+    } else if (p[-1] == '\n') {
+      if ((classify(p, end).cls & kAnyLetter) && follows_non_space(begin, p - 1)) return p;
+    }
+  }
+  return end;
+}
 
 std::optional<Pattern> parse_pattern(std::string_view name) {
   for (const Pattern p : kPatterns) {

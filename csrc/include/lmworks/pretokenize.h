@@ -27,6 +27,11 @@ std::string_view pattern_name(Pattern pattern);
 // The published regular expression; for smollm (two steps in its tokenizer.json) an equal one.
 std::string_view pattern_regex(Pattern pattern);
 
+// First p in [from, end) at which the text may be cut in two without changing any piece, whatever
+// the pattern; `end` if there is none. A cut lies before the blank of "a b" (ASCII letters) or after
+// the line end of "x\ny" (x no white space, y a letter).
+const uint8_t* find_safe_cut(const uint8_t* begin, const uint8_t* from, const uint8_t* end);
+
 namespace scan {
 
 // End of the run of characters whose class is in `mask`.
