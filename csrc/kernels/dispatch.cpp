@@ -9,8 +9,8 @@ namespace lmworks {
 Isa best_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (has_avx2 && has_avx512) return Isa::avx512;
@@ -21,9 +21,12 @@ Isa best_isa() {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::avx512: return "avx512";
-    case Isa::avx2: return "avx2";
-    case Isa::portable: return "portable";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::portable:
+      return "portable";
   }
   return "portable";
 }
@@ -35,8 +38,8 @@ Isa active_isa() {
   for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
     if (std::string(wanted) != isa_name(isa)) continue;
     if (isa > best) {
-      throw std::runtime_error(std::string("LMWORKS_ISA=") + wanted + ": this CPU supports at most " +
-                               isa_name(best));
+      throw std::runtime_error(std::string("LMWORKS_ISA=") + wanted +
+                               ": this CPU supports at most " + isa_name(best));
     }
     return isa;
   }

@@ -8,10 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmworks.ops.adamw import reference
-from lmworks.ops.dispatch import Operator
+from lmworks.ops.adamw import cpu, reference
+from lmworks.ops.dispatch import Kernel, Operator
 
-OPERATOR = Operator("adamw_step_", schema="", reference=reference.adamw_step_, kernels={})
+OPERATOR = Operator(
+    "adamw_step_",
+    schema=(
+        "adamw_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+        "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] masters, float lr, float beta1, float beta2, "
+        "float eps, float weight_decay, int step, float grad_scale) -> ()"
+    ),
+    reference=reference.adamw_step_,
+    kernels={"cpu": Kernel(cpu.adamw_step_, device="cpu", dtypes=cpu.DTYPES)},
+)
 
 
 def adamw_step_(

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmworks.ops.dispatch import Operator
-from lmworks.ops.global_norm import reference
+from lmworks.ops.dispatch import Kernel, Operator
+from lmworks.ops.global_norm import cpu, reference
 
-OPERATOR = Operator("global_norm", schema="", reference=reference.global_norm, kernels={})
+OPERATOR = Operator(
+    "global_norm",
+    schema="global_norm(Tensor[] tensors) -> float",
+    reference=reference.global_norm,
+    kernels={"cpu": Kernel(cpu.global_norm, device="cpu", dtypes=cpu.DTYPES)},
+)
 
 
 def global_norm(tensors: Sequence[Tensor]) -> float:

@@ -11,17 +11,17 @@ Gemma 2 (arXiv:2408.00118, section 2), gradients inside the forward pass as in L
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lmworks.ops.dispatch import Operator
-from lmworks.ops.linear_cross_entropy import reference
+from lmworks.ops.dispatch import Kernel, Operator
+from lmworks.ops.linear_cross_entropy import cpu, reference
 from lmworks.ops.linear_cross_entropy.terms import LossTerms, check_arguments
 
 __all__ = ["LossTerms", "linear_cross_entropy"]
 
 OPERATOR = Operator(
     "linear_cross_entropy",
-    schema="",
+    schema=cpu.SCHEMA,
     reference=reference.linear_cross_entropy,
-    kernels={},
+    kernels={"cpu": Kernel(cpu.linear_cross_entropy, device="cpu", dtypes=cpu.DTYPES)},
 )
 
 
