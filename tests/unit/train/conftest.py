@@ -1,11 +1,12 @@
 """A tiny recipe, and shards of a text that a model can learn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lmworks.data.shard import ShardSet, ShardWriter, open_shards
 from lmworks.train.recipe import Recipe
@@ -36,6 +37,15 @@ def recipe_values() -> dict[str, Any]:
         "eval": {"every": 6},
         "checkpoint": {"every": 6},
     }
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost more than these tiny models take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
