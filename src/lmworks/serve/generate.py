@@ -25,7 +25,7 @@ from lmworks.models.decoder import Decoder
 from lmworks.nn.attention.cache import KVCache
 from lmworks.serve.sampling import Sampler, SamplingConfig
 from lmworks.serve.stop import StopMatcher
-from lmworks.tokenizer import Tokenizer
+from lmworks.tokenizer.base import Tokenizer
 
 FinishReason = Literal["eot", "stop", "length", "context", "interrupted"]
 
@@ -320,8 +320,10 @@ def _prompt_ids(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}: "
             "it is not the tokenizer that the model was trained with"
         )
-    is_text = isinstance(prompt, str)
-    ids = tokenizer.encode(prompt, allowed_special="all") if is_text else list(prompt)
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, allowed_special="all")
+    else:
+        ids = list(prompt)
     wrong = [i for i in ids if not 0 <= i < tokenizer.vocab_size]
     if wrong:
         raise ConfigError(
