@@ -10,9 +10,16 @@ for each one of the forward (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 """
 
 import math
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from lmworks.base.config import Config
 from lmworks.models.presets import preset_values
@@ -30,6 +37,7 @@ TRAINING_FLOPS_FACTOR = 3
 MAX_SEQ_LEN = 2**24
 """Longest context that a config may name: position tables are built in full, so a forged config
 must not ask for all memory."""
+_COUNT = TypeAdapter(PositiveInt)
 
 
 class InitConfig(Config):
@@ -85,19 +93,16 @@ class ModelConfig(Config):
     @classmethod
     def _fill_sizes(cls, values: Any) -> Any:
         """Sizes that follow from d_model: head_dim = d_model / num_heads, d_ff by rule."""
-        if not isinstance(values, dict) or not _is_count(values.get("d_model")):
+        if not isinstance(values, dict):
             return values
-        d_model: int = values["d_model"]
-        filled = dict(values)
-        attention = values.get("attention", {})
+        filled, d_model = dict(values), _as_count(values.get("d_model"))
+        attention, mlp = values.get("attention", {}), values.get("mlp", {})
         if isinstance(attention, dict) and "head_dim" not in attention:
-            num_heads = attention.get("num_heads")
-            if _is_count(num_heads):
-                filled["attention"] = {**attention, "head_dim": _head_dim(d_model, num_heads)}
-        mlp = values.get("mlp", {})
+            head_dim = _head_dim(d_model, _as_count(attention.get("num_heads")))
+            filled["attention"] = {**attention, "head_dim": head_dim}
         if isinstance(mlp, dict) and "d_ff" not in mlp:
-            activation = mlp.get("activation", MLPConfig.model_fields["activation"].default)
-            filled["mlp"] = {**mlp, "d_ff": default_d_ff(d_model, activation)}
+            activation = str(mlp.get("activation", MLPConfig.model_fields["activation"].default))
+            filled["mlp"] = {**mlp, "d_ff": default_d_ff(d_model or 1, activation)}
         return filled
 
     @model_validator(mode="after")
@@ -158,7 +163,7 @@ class ModelConfig(Config):
         """All parameters; a tied head counts once."""
         return sum(self.param_counts().values())
 
-    def flops_parts(self, context_length: int, *, causal: bool = False) -> dict[str, float]:
+    def flops_parts(self, context_length: int, *, causal: bool = False) -> dict[str, int]:
         """Forward matmul FLOPs per token by part, for sequences of `context_length` tokens.
 
         `causal=False` counts every query against all `context_length` keys, as PaLM's MFU does
@@ -166,17 +171,15 @@ class ModelConfig(Config):
         average query may see, which is what a kernel that skips masked blocks computes.
         """
         d, attention, layers = self.d_model, self.attention, self.num_layers
-        num_keys = (context_length + 1) / 2 if causal else context_length
+        twice_num_keys = context_length + 1 if causal else 2 * context_length
         return {
             "attention projections": layers * 2 * 2 * d * (attention.d_query + attention.d_kv),
-            "attention scores and values": layers * 2 * 2 * num_keys * attention.d_query,
+            "attention scores and values": layers * 2 * twice_num_keys * attention.d_query,
             "mlp": layers * 2 * self.mlp.num_matrices * d * self.mlp.d_ff,
             "head": 2 * d * self.vocab_size,
         }
 
-    def flops_per_token(
-        self, context_length: int, *, training: bool, causal: bool = False
-    ) -> float:
+    def flops_per_token(self, context_length: int, *, training: bool, causal: bool = False) -> int:
         """Matmul FLOPs per token: forward, or 3 times that for training. See `flops_parts`."""
         forward = sum(self.flops_parts(context_length, causal=causal).values())
         return TRAINING_FLOPS_FACTOR * forward if training else forward
@@ -231,11 +234,17 @@ def residual_std(init: InitConfig, num_layers: int) -> float:
     return init.std / math.sqrt(2 * num_layers) if init.scale_residual else init.std
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _as_count(value: Any) -> int:
+    """The positive int that pydantic will read from `value`, or 0 where it will refuse it."""
+    try:
+        return _COUNT.validate_python(value)
+    except ValidationError:
+        return 0
 
 
 def _head_dim(d_model: int, num_heads: int) -> int:
+    if not d_model or not num_heads:
+        return 1  # either is missing or refused, and that is the error to show
     if d_model % num_heads:
         below = d_model // num_heads * num_heads
         nearest = max(num_heads, min(below, below + num_heads, key=lambda d: abs(d - d_model)))

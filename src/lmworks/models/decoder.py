@@ -171,9 +171,7 @@ class Decoder(nn.Module):
         """All parameters; a tied head counts once."""
         return self.config.num_params()
 
-    def flops_per_token(
-        self, context_length: int, *, training: bool, causal: bool = False
-    ) -> float:
+    def flops_per_token(self, context_length: int, *, training: bool, causal: bool = False) -> int:
         """Matmul FLOPs per token; see `ModelConfig.flops_per_token`."""
         return self.config.flops_per_token(context_length, training=training, causal=causal)
 

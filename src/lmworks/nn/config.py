@@ -67,8 +67,8 @@ class AttentionConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _one_kv_head_per_query_head(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "num_kv_heads" not in values and "num_heads" in values:
-            return {**values, "num_kv_heads": values["num_heads"]}
+        if isinstance(values, dict) and "num_kv_heads" not in values:
+            return {**values, "num_kv_heads": values.get("num_heads", 1)}
         return values
 
     @model_validator(mode="after")

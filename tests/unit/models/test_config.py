@@ -1,0 +1,208 @@
+"""Counts follow the published numbers and the real model; wrong shapes get an answer that helps."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmworks.base.config import load, to_yaml
+from lmworks.base.errors import ConfigError
+from lmworks.models.config import ModelConfig
+from lmworks.models.decoder import Decoder
+from lmworks.models.presets import PRESET_NAMES
+from lmworks.nn.config import Activation, default_d_ff
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_params"),
+    [
+        # HF: sum(p.numel()) of gpt2, SmolLM2-135M and llama-7b.
+        ("gpt2-small", 124_439_808),
+        ("smollm2-135m", 134_515_008),
+        ("llama-7b", 6_738_415_616),
+        # 2 x 10000 x 512 + 4 x (4 x 512^2 + 3 x 512 x 1344 + 2 x 512) + 512
+        ("seed-17m", 22_696_448),
+    ],
+)
+def test_preset_has_the_published_parameter_count(preset, num_params):
+    assert ModelConfig.preset(preset).num_params() == num_params
+
+
+def test_flops_of_gpt2_small_by_hand():
+    config = ModelConfig.preset("gpt2-small")
+    # Per token and layer: 12 x 768^2 weights, scores and values over 1024 keys; then the head.
+    weights = 12 * 12 * 768**2
+    scores = 12 * 2 * 1024 * 768
+    head = 50257 * 768
+    assert config.flops_per_token(1024, training=False) == 2 * (weights + scores + head)
+    assert config.flops_per_token(1024, training=True) == 6 * (weights + scores + head)
+
+
+def test_flops_of_llama_7b_by_hand():
+    config = ModelConfig.preset("llama-7b")
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
+    scores = 32 * 2 * 2048 * 4096
+    assert config.flops_per_token(2048, training=True) == 6 * (weights + scores)
+
+
+def test_training_flops_are_palms_formula():
+    """6 N + 12 L H Q T, with N all weights that multiply (PaLM, appendix B)."""
+    config = ModelConfig.preset("seed-17m")
+    counts = config.param_counts()
+    n = counts["attention"] + counts["mlp"] + counts["head"]
+    assert config.flops_per_token(256, training=True) == 6 * n + 12 * 4 * 16 * 32 * 256
+
+
+def test_causal_flops_count_the_keys_each_query_sees():
+    config = ModelConfig.preset("tiny")
+    length = 10
+    visible_keys = sum(range(1, length + 1)) / length
+    per_key = 4 * 2 * 2 * 256
+    full = config.flops_parts(length)["attention scores and values"]
+    causal = config.flops_parts(length, causal=True)["attention scores and values"]
+    assert (full, causal) == (per_key * length, per_key * visible_keys)
+
+
+def test_grouped_queries_shrink_the_cache_only_by_their_heads():
+    config = ModelConfig.preset("smollm2-135m")
+    assert config.kv_cache_bytes_per_token() == 2 * 30 * 3 * 64 * 2
+    assert config.kv_cache_bytes_per_token(4) == 2 * 30 * 3 * 64 * 4
+
+
+@st.composite
+def configs(draw) -> ModelConfig:
+    num_kv_heads = draw(st.sampled_from([1, 2, 3]))
+    num_heads = num_kv_heads * draw(st.integers(1, 3))
+    choices = {
+        "vocab_size": st.integers(1, 50),
+        "max_seq_len": st.integers(1, 20),
+        "d_model": st.sampled_from([2, 6, 16]),
+        "num_layers": st.integers(1, 3),
+        "norm": st.fixed_dictionaries({"kind": st.sampled_from(["rmsnorm", "layernorm"])}),
+        "norm_position": st.sampled_from(["pre", "post", "double"]),
+        "use_bias": st.booleans(),
+        "block": st.sampled_from(["serial", "parallel"]),
+        "mlp": st.fixed_dictionaries(
+            {
+                "activation": st.sampled_from(["relu", "gelu", "relu2", "swiglu", "bilinear"]),
+                "d_ff": st.integers(1, 30),
+            }
+        ),
+        "attention": st.fixed_dictionaries(
+            {
+                "num_heads": st.just(num_heads),
+                "num_kv_heads": st.just(num_kv_heads),
+                "head_dim": st.sampled_from([2, 4, 10]),
+                "qk_norm": st.booleans(),
+            }
+        ),
+        "position": st.fixed_dictionaries(
+            {"kind": st.sampled_from(["rope", "learned", "sinusoidal", "none"])}
+        ),
+        "tie_embeddings": st.booleans(),
+    }
+    return ModelConfig.model_validate(draw(st.fixed_dictionaries(choices)))
+
+
+@given(configs())
+@settings(max_examples=60)
+def test_counts_and_shapes_are_those_of_the_real_model(config):
+    with torch.device("meta"):
+        model = Decoder(config)
+    assert {k: tuple(v.shape) for k, v in model.state_dict().items()} == config.weight_shapes()
+    assert sum(p.numel() for p in model.parameters()) == model.num_params() == config.num_params()
+
+
+@given(configs())
+@settings(max_examples=30)
+def test_config_survives_yaml(tmp_path_factory, config):
+    file = tmp_path_factory.mktemp("config") / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert load(ModelConfig, file).config == config
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_preset_shapes_add_up_to_its_count(preset):
+    config = ModelConfig.preset(preset)
+    assert sum(map(math.prod, config.weight_shapes().values())) == config.num_params()
+
+
+def test_demo_preset_is_small_enough_to_learn_in_minutes():
+    assert 4e6 < ModelConfig.preset("tiny").num_params() < 6e6
+
+
+def test_sizes_that_are_left_out_follow_the_width():
+    config = load(ModelConfig, None, ["preset=tiny", "d_model=384"]).config
+    assert (config.attention.head_dim, config.attention.num_kv_heads) == (96, 4)
+    assert config.mlp.d_ff == 1024
+
+
+@pytest.mark.parametrize("activation", Activation.__args__)
+def test_gated_mlp_costs_what_a_plain_one_does(activation):
+    d_model = 768
+    matrices = 3 if "glu" in activation or activation == "bilinear" else 2
+    assert matrices * default_d_ff(d_model, activation) == 8 * d_model
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["d_model=255"], "d_model=255 is not a multiple of attention.num_heads=4; nearest: 256"),
+        (["d_model=3"], "d_model=3 is not a multiple of attention.num_heads=4; nearest: 4"),
+        (
+            ["attention.num_heads=8", "attention.num_kv_heads=3"],
+            "num_heads=8 is not a multiple of num_kv_heads=3; nearest num_kv_heads: 2",
+        ),
+        (["attention.num_kv_heads=8"], "num_heads=4 is not a multiple of num_kv_heads=8; nearest"),
+        (["attention.head_dim=15"], "attention.head_dim=15 is odd.*nearest: 16"),
+        (
+            ["d_model=255", "attention.head_dim=8", "position.kind=sinusoidal"],
+            "d_model=255 is odd.*nearest: 256",
+        ),
+        (["mlp.activation=swigl"], "mlp.activation='swigl': input should be 'relu', 'gelu'"),
+        (["mlp.activation=[]"], "mlp.activation"),
+        (["d_model=-4"], "d_model=-4: input should be greater than 0"),
+        (["d_model=many"], "d_model='many': input should be a valid integer"),
+        (["dropout=1"], "dropout=1: input should be less than 1"),
+        (["attention=4"], "attention=4"),
+        (["num_layer=4"], "num_layer: no such key; did you mean 'num_layers'"),
+        (["position.kind=alibi"], "position.kind='alibi'; allowed: 'rope', 'learned'"),
+        (["position.kind=learned", "position.theta=1"], "position.theta: no such key"),
+        (["norm.eps=0"], "norm.eps=0: input should be greater than 0"),
+        (["logit_softcap=-1"], "logit_softcap=-1: input should be greater than or equal to 0"),
+        (["preset=tiyn"], "model.preset='tiyn' is not known; did you mean 'tiny'"),
+    ],
+)
+def test_impossible_shape_is_refused_with_what_would_be_right(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(ModelConfig, None, ["preset=tiny", *overrides])
+
+
+@pytest.mark.parametrize("d_model", ["'256'", "256.0"])
+def test_sizes_follow_the_width_however_it_is_written(d_model):
+    config = load(ModelConfig, None, ["preset=tiny", f"d_model={d_model}"]).config
+    assert config == ModelConfig.preset("tiny")
+
+
+def test_only_the_key_that_is_wrong_is_blamed():
+    with pytest.raises(ConfigError) as caught:
+        load(ModelConfig, None, ["preset=tiny", "d_model=many"])
+    assert str(caught.value).count("\n") == 0
+
+
+def test_config_is_frozen():
+    config = ModelConfig.preset("tiny")
+    with pytest.raises(ValueError, match="frozen"):
+        config.d_model = 3
+
+
+def test_config_needs_no_torch():
+    code = (
+        "import sys, lmworks.nn.config, lmworks.models.config, lmworks.models.presets;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
