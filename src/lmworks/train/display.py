@@ -81,7 +81,7 @@ class _Plain:
         self._printed_s = now_s
         self.message(
             f"step {step}/{self._total_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
-            f"MFU {mfu:.0%}  lr {lr:.2e}  left {left}"
+            f"MFU {mfu:.1%}  lr {lr:.2e}  left {left}"
         )
 
     def message(self, text: str) -> None:
@@ -128,7 +128,7 @@ class _Live:
             completed=step,
             loss=f"{loss:.3f}",
             speed=f"{tokens_per_s:,.0f}",
-            mfu=f"{mfu:.0%}",
+            mfu=f"{mfu:.1%}",
             lr=f"{lr:.2e}",
             left=self._speed.left(step),
         )

@@ -1,7 +1,5 @@
 """What a run was made with: versions, machine, git state, command."""
 
-import contextlib
-import os
 import platform
 import subprocess
 import sys
@@ -9,6 +7,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from lmworks.base.machine import read_machine
 
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
 _GIT_TIMEOUT_S = 5.0
@@ -18,6 +18,7 @@ def describe_environment() -> dict[str, Any]:
     """Plain data for environment.json."""
     import torch
 
+    machine = read_machine()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -28,12 +29,12 @@ def describe_environment() -> dict[str, Any]:
         },
         "git": git_state(Path.cwd()),
         "hardware": {
-            "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cpu": machine.cpu_model,
+            "cores": machine.num_cores,
             "threads": torch.get_num_threads(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "memory_bytes": machine.memory_bytes,
+            "os": machine.os,
         },
     }
 
@@ -45,16 +46,6 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return None
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "is_changed": bool(changed)}
-
-
-def cpu_name() -> str:
-    """The processor's model name, or its architecture where Linux does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.machine()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

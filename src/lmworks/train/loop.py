@@ -11,7 +11,7 @@ position that the next step sees, so a resumed run repeats the uninterrupted one
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -36,13 +36,13 @@ from lmworks.train.evaluate import evaluate, token_byte_counts
 from lmworks.train.memory import explain_out_of_memory
 from lmworks.train.metrics import MetricsLog, open_sinks, truncate_metrics
 from lmworks.train.prepare import shard_folders
-from lmworks.train.recipe import Recipe
+from lmworks.train.recipe import Recipe, SampleConfig
 from lmworks.train.run_folder import RunFolder
 from lmworks.train.signals import StopRequest, stop_on_signals
 from lmworks.train.state import TrainingState
 from lmworks.train.step import NonFiniteError, StepReport, TrainStep
 
-Sampler = Callable[[Decoder, Tokenizer, Sequence[str]], list[str]]
+Sampler = Callable[[Decoder, Tokenizer, SampleConfig], list[str]]
 """Continues each prompt; given from outside because generation is a layer of its own (serve)."""
 
 
@@ -213,7 +213,7 @@ class Trainer:
     def _sample(self, display: Display) -> None:
         prompts = self.recipe.sample.prompts
         self.state.model.eval()
-        texts = self.sampler(self.state.model, self.tokenizer, prompts)
+        texts = self.sampler(self.state.model, self.tokenizer, self.recipe.sample)
         self._samples = tuple(zip(prompts, texts, strict=True))
         for prompt, text in self._samples:
             self.log.write("sample", self.state.step, prompt=prompt, text=text)

@@ -8,35 +8,26 @@ and the settings they were made from are the same (by checksum).
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lmworks import tokenizer as tokenizers
-from lmworks.base.config import Config, Loaded
-from lmworks.base.errors import ConfigError
+from lmworks.base.config import Config, Loaded, load
+from lmworks.base.errors import CheckpointError, ConfigError
 from lmworks.base.storage import remove_parts, sha256_file, write_json, write_text
 from lmworks.data.pack import pack
 from lmworks.data.read import SEPARATOR, DocumentReader, list_files
 from lmworks.data.shard import read_manifest
 from lmworks.tokenizer import Tokenizer
+from lmworks.train import recipe as recipes
 from lmworks.train.accelerate import configure
 from lmworks.train.checkpoint import CheckpointStore
 from lmworks.train.environment import describe_environment
 from lmworks.train.metrics import METRICS_FILE
-from lmworks.train.recipe import (
-    BPETokenizer,
-    ByteTokenizer,
-    CharTokenizer,
-    FileTokenizer,
-    Recipe,
-    ShardData,
-    TextData,
-    WordTokenizer,
-    check_vocab_size,
-)
+from lmworks.train.recipe import FileTokenizer, Recipe, ShardData, TextData, check_vocab_size
 from lmworks.train.run_folder import RunFolder
 
 Say = Callable[[str], None]
@@ -60,6 +51,41 @@ def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say
         write_json(run.environment, {**environment, "sources": sources})
         write_text(run.recipe, annotated_yaml(recipe, sources))
     return recipe
+
+
+# A resumed run may go further, look more often or keep more; what it computes stays.
+CHANGEABLE = ("train.steps", "train.max_tokens", "eval.", "sample.", "checkpoint.", "log.")
+
+
+def change_recipe(run: RunFolder, overrides: Sequence[str], *, write: bool) -> Recipe:
+    """The recipe of a run with `overrides` on top, saved if `write`; for resuming.
+
+    Raises:
+        ConfigError: an override that would change what the run computes.
+    """
+    for item in overrides:
+        key = item.partition("=")[0]
+        if not key.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"{item}: a resumed run keeps its recipe; only these can change: "
+                f"{', '.join(name.rstrip('.') for name in CHANGEABLE)}"
+            )
+    loaded = load(Recipe, run.recipe, overrides)
+    if overrides and write:
+        environment = read_environment(run)
+        changed = {key: source for key, source in loaded.sources.items() if source == "override"}
+        sources = {**environment["sources"], **changed}
+        write_json(run.environment, {**environment, "sources": sources})
+        write_text(run.recipe, annotated_yaml(loaded.config, sources))
+    return loaded.config
+
+
+def read_environment(run: RunFolder) -> dict[str, Any]:
+    """What `prepare` wrote into environment.json."""
+    try:
+        return dict(json.loads(run.environment.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"{run.environment}: missing or damaged ({err})") from None
 
 
 def check_inputs(recipe: Recipe) -> None:
@@ -189,11 +215,13 @@ def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokeni
     """Train (or load) the tokenizer that the recipe asks for, on the text of `files`."""
     config = recipe.tokenizer
     match config:
-        case FileTokenizer():
+        case recipes.FileTokenizer():
             return tokenizers.load(config.path)
-        case ByteTokenizer():
-            return tokenizers.ByteTokenizer()
-        case BPETokenizer():
+        case recipes.ByteTokenizer():
+            from lmworks.tokenizer.byte import ByteTokenizer
+
+            return ByteTokenizer()
+        case recipes.BPETokenizer():
             with _plain_text(files, run) as texts:
                 return tokenizers.train_bpe(
                     texts,
@@ -201,12 +229,15 @@ def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokeni
                     pattern=config.pattern,
                     special_tokens=config.special_tokens,
                 )
-        case CharTokenizer():
-            return tokenizers.train_char(document.text for document in DocumentReader(files))
-        case WordTokenizer():
-            return tokenizers.train_word(
-                (document.text for document in DocumentReader(files)), config.vocab_size
-            )
+        case recipes.CharTokenizer():
+            from lmworks.tokenizer.char import CharTokenizer
+
+            return CharTokenizer.train(document.text for document in DocumentReader(files))
+        case recipes.WordTokenizer():
+            from lmworks.tokenizer.word import WordTokenizer
+
+            texts = (document.text for document in DocumentReader(files))
+            return WordTokenizer.train(texts, vocab_size=config.vocab_size)
 
 
 @contextlib.contextmanager

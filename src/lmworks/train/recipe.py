@@ -207,6 +207,8 @@ class SampleConfig(Config):
     """Length of a sample."""
     temperature: NonNegativeFloat = 0.8
     """0 always takes the likeliest token."""
+    seed: NonNegativeInt = 0
+    """Of the draws; the same for every sample, so that texts can be compared."""
 
 
 class CheckpointConfig(Config):
