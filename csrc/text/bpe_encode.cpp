@@ -12,6 +12,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 namespace lmworks {
 namespace {
@@ -19,7 +20,9 @@ namespace {
 constexpr size_t kMaxPacked = 15;
 constexpr size_t kMaxLong = 255;  // longer pieces are rare and are merged each time
 constexpr size_t kFirstSlots = size_t{1} << 12;
-constexpr size_t kLongSlots = size_t{1} << 13;
+constexpr size_t kFirstLongSlots = size_t{1} << 10;
+// The long table stays a fraction of the short one: an entry also holds 16..255 bytes and their ids.
+constexpr size_t kLongShare = 8;
 constexpr size_t kMaxPiece = 0xFFFFFFF0;  // positions inside a piece are 32-bit
 constexpr size_t kHugePage = size_t{1} << 21;
 
@@ -95,7 +98,7 @@ struct PieceCache::Batch {
 };
 
 PieceCache::PieceCache(size_t max_slots)
-    : max_slots_(std::bit_ceil(std::max(max_slots, size_t{64}))), long_slots_(kLongSlots) {
+    : max_slots_(std::bit_ceil(std::max(max_slots, size_t{64}))), long_slots_(kFirstLongSlots) {
   allocate(std::min(kFirstSlots, max_slots_));
 }
 
@@ -205,17 +208,33 @@ void PieceCache::encode_long(const BpeModel& model, const uint8_t* piece, size_t
   }
   const size_t count = model.encode_piece(piece, size, at, scratch_);
   out.advance_to(at + count);
-  if (2 * ++long_used_ > long_slots_.size()) {
+  if (2 * (long_used_ + 1) > long_slots_.size()) grow_long();
+  place_long({hash, static_cast<uint32_t>(long_bytes_.size()), static_cast<uint32_t>(size),
+              static_cast<uint32_t>(long_tokens_.size()), static_cast<uint32_t>(count)});
+  long_bytes_.insert(long_bytes_.end(), piece, piece + size);
+  long_tokens_.insert(long_tokens_.end(), at, at + count);
+}
+
+void PieceCache::place_long(const LongSlot& slot) {
+  size_t i = slot.hash & (long_slots_.size() - 1);
+  while (long_slots_[i].count != 0) i = (i + 1) & (long_slots_.size() - 1);
+  long_slots_[i] = slot;
+  ++long_used_;
+}
+
+void PieceCache::grow_long() {
+  const size_t size = long_slots_.size();
+  long_used_ = 0;
+  if (kLongShare * size >= max_slots_) {
     std::fill(long_slots_.begin(), long_slots_.end(), LongSlot{});
     long_bytes_.clear();
     long_tokens_.clear();
-    long_used_ = 1;
-    i = hash & mask;
+    return;
   }
-  long_slots_[i] = {hash, static_cast<uint32_t>(long_bytes_.size()), static_cast<uint32_t>(size),
-                    static_cast<uint32_t>(long_tokens_.size()), static_cast<uint32_t>(count)};
-  long_bytes_.insert(long_bytes_.end(), piece, piece + size);
-  long_tokens_.insert(long_tokens_.end(), at, at + count);
+  const std::vector<LongSlot> old = std::exchange(long_slots_, std::vector<LongSlot>(4 * size));
+  for (const LongSlot& slot : old) {
+    if (slot.count != 0) place_long(slot);
+  }
 }
 
 template <Pattern P>

@@ -176,8 +176,10 @@ class PieceCache {
   void flush(const BpeModel& model, Batch& batch, TokenBuffer& out);
   const Slot* insert(const BpeModel& model, uint64_t low, uint64_t high, uint64_t hash);
   void encode_long(const BpeModel& model, const uint8_t* piece, size_t size, TokenBuffer& out);
+  void place_long(const LongSlot& slot);
   void allocate(size_t num_slots);
   void grow();
+  void grow_long();
 
   Slot* slots_ = nullptr;
   size_t mask_ = 0, used_ = 0, max_slots_;

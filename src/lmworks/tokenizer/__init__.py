@@ -1,1 +1,28 @@
-"""tokenizer."""
+"""Tokenizers: character, byte, word and byte-level BPE behind one interface. No torch.
+
+tokenizer = train_bpe([Path("corpus.txt")], vocab_size=10_000)
+tokenizer.encode("Hello")        # list[int]
+tokenizer.save("tokenizer.json") # our own format; `load` reads it, and Hugging Face's
+"""
+
+from lmworks.tokenizer.base import Tokenizer
+from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.byte import ByteTokenizer
+from lmworks.tokenizer.char import CharTokenizer
+from lmworks.tokenizer.formats import load, load_tiktoken, save
+from lmworks.tokenizer.stream import StreamDecoder
+from lmworks.tokenizer.train import train_bpe
+from lmworks.tokenizer.word import WordTokenizer
+
+__all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "StreamDecoder",
+    "Tokenizer",
+    "WordTokenizer",
+    "load",
+    "load_tiktoken",
+    "save",
+    "train_bpe",
+]

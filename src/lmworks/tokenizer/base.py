@@ -33,6 +33,8 @@ class Tokenizer(ABC):
     """Text to token ids and back."""
 
     kind: ClassVar[str]
+    unk_id: int | None = None
+    """Id for what is not in the vocabulary; None when everything is."""
     pattern: str | None = None
     """Pre-tokenizer pattern whose pieces no token spans; None when there is no such thing."""
 
@@ -73,6 +75,11 @@ class Tokenizer(ABC):
     def special_tokens(self) -> dict[str, int]:
         """Special tokens and their ids."""
         return dict(self._specials.special)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that count in every text, allowed or not (from Hugging Face files)."""
+        return dict(self._specials.added)
 
     @property
     def eot_id(self) -> int | None:
@@ -162,7 +169,7 @@ class Tokenizer(ABC):
     # ---- decoding ----
 
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD unless `errors` says otherwise."""
+        """The text of `ids`; `errors` as in bytes.decode, by default bad bytes become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors=errors)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:

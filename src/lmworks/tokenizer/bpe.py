@@ -6,6 +6,7 @@ pattern; inside a piece the earliest merge that applies is made first, at the le
 none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in train.py.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,7 +56,7 @@ class BPETokenizer(Tokenizer):
             pattern: name of the pre-tokenizer pattern.
             special_tokens: text -> id, outside of `tokens`.
             added_tokens: like special tokens, but found in every text, allowed or not.
-            ignore_merges: a whole piece that is a token is taken without merging (tiktoken, Llama 3).
+            ignore_merges: a whole piece that is a token is taken as it is (tiktoken, Llama 3).
             normalizer: "NFC" composes the text first (Qwen).
 
         Raises:
@@ -166,9 +167,7 @@ class BPETokenizer(Tokenizer):
             disallowed_special=disallowed_special,
         )
         bounds: list[int] = offsets.tolist()
-        return [
-            self._encoder.ids_to_list(ids[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [self._encoder.ids_to_list(ids[a:b]) for a, b in itertools.pairwise(bounds)]
 
     def encode_batch_to_numpy(
         self,
@@ -178,7 +177,7 @@ class BPETokenizer(Tokenizer):
         allowed_special: SpecialSet = (),
         disallowed_special: SpecialSet = "all",
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        """Ids of all texts in a row, and `len(texts) + 1` offsets: text i is ids[offsets[i]:offsets[i+1]].
+        """Ids of all texts in a row, and the place of each text's first id, one more than texts.
 
         Texts are shared out to `num_threads` native threads (default: the usable cores) that end
         with the call, so forking afterwards is safe.
@@ -296,7 +295,9 @@ def _check_ids(tokens: Sequence[bytes | None], specials: Mapping[str, int]) -> N
     owner: dict[int, str] = {}
     for name, token_id in specials.items():
         if not 0 <= token_id < _text.MAX_TOKENS:
-            raise DataError(f"special token {name!r} has id {token_id}, not in 0..{_text.MAX_TOKENS - 1}")
+            raise DataError(
+                f"special token {name!r} has id {token_id}, not in 0..{_text.MAX_TOKENS - 1}"
+            )
         if token_id < len(tokens) and tokens[token_id] is not None:
             raise DataError(
                 f"id {token_id} is used twice: by the special token {name!r} "

@@ -19,6 +19,7 @@ class CharTokenizer(Tokenizer):
     """One token per character; a character that training did not see becomes `<unk>`."""
 
     kind = "char"
+    unk_id: int
 
     def __init__(self, chars: str, special_tokens: Sequence[str] = (END_OF_TEXT,)) -> None:
         if len(set(chars)) < len(chars):
@@ -26,6 +27,8 @@ class CharTokenizer(Tokenizer):
             raise DataError(f"character {twice!r} is in the vocabulary twice; keep one")
         if not chars:
             raise DataError("no characters: a character vocabulary needs at least one")
+        if any("\ud800" <= c <= "\udfff" for c in chars):
+            raise DataError("a surrogate is in the vocabulary; it is no character")
         if len(set(special_tokens)) < len(special_tokens):
             raise DataError(f"special tokens {list(special_tokens)} hold one twice; keep one")
         self.chars = chars

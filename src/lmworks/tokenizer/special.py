@@ -1,10 +1,10 @@
-"""Special tokens: which of them count in a text, and what happens when a forbidden one stands there.
+"""Special tokens: which of them count in a text, and what a forbidden one in it does.
 
 The rules are tiktoken's. A special token in the text is
 
   * a token, when it is in `allowed_special`;
-  * an error, when it is in `disallowed_special` (by default: every one that is not allowed), because
-    text from users must not smuggle control tokens into a prompt;
+  * an error, when it is in `disallowed_special` (by default: every one that is not allowed),
+    because text from users must not smuggle control tokens into a prompt;
   * plain text otherwise.
 
 Where special tokens overlap, the earliest wins, and of those that start together the longest.

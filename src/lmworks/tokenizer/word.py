@@ -1,7 +1,7 @@
 """Words as tokens: the most frequent pieces of the training text, `<unk>`, special tokens.
 
-A word is a piece of the pre-tokenizer (so " the" with its blank, ".", "\\n"), and whatever is not in
-the vocabulary becomes `<unk>`: the classical closed vocabulary, here for comparison.
+A word is a piece of the pre-tokenizer (so " the" with its blank, ".", "\\n"), and whatever is not
+in the vocabulary becomes `<unk>`: the classical closed vocabulary, here for comparison.
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ class WordTokenizer(Tokenizer):
 
     kind = "word"
     pattern: str
+    unk_id: int
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class WordTokenizer(Tokenizer):
         pattern: str = "gpt2",
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> "WordTokenizer":
-        """The most frequent words of `texts`; `vocab_size` counts `<unk>` and special tokens too."""
+        """The most frequent words; `vocab_size` counts `<unk>` and the special tokens too."""
         if pattern not in _text.PATTERNS:
             raise DataError(f"unknown pattern {pattern!r}{suggest(pattern, _text.PATTERNS)}")
         counts: Counter[bytes] = Counter()
