@@ -6,11 +6,13 @@
 // One merge of (a, b) into n visits the words of the pair. What it changes is summed per neighbour:
 // with x left of a b, (x, a) loses what (x, n) gains; with y right, (b, y) loses what (n, y) gains.
 // So a pair is looked up once per merge, not once per word.
+//
+// No two merges spell the same bytes: when a span of text becomes one symbol, nothing was merged
+// across its ends, so what happened inside depended on its bytes alone. A symbol, and each pair
+// with it, is therefore new when its merge is made.
 #include <algorithm>
-#include <deque>
 #include <stdexcept>
 #include <thread>
-#include <unordered_map>
 
 #include "bpe_train_words.h"
 #include "lmworks/bpe_train.h"
@@ -19,6 +21,7 @@ namespace lmworks {
 namespace {
 
 constexpr int64_t kThresholdRatio = 256;  // best count / threshold when the index is built
+constexpr int kBucketBits = 20;
 constexpr uint64_t kMergesPerPoll = 128;
 constexpr size_t kPrefetchWords = 8;  // records fetched ahead of the one being rewritten
 
@@ -126,7 +129,7 @@ class PairMap {
 class Merger {
  public:
   explicit Merger(Words words) : words_(std::move(words)) {
-    for (int b = 0; b < 256; ++b) id_of(std::string(1, static_cast<char>(b)));
+    for (int b = 0; b < 256; ++b) add_token(std::string(1, static_cast<char>(b)));
     build_index();
   }
 
@@ -135,16 +138,11 @@ class Merger {
     const uint32_t best = pop_best();
     if (best == PairMap::kNone) return false;
     const uint32_t a = pairs_[best].left, b = pairs_[best].right;
-    const size_t num_before = tokens_.size();
-    const uint32_t merged = id_of(tokens_[a] + tokens_[b]);
-    // Two merges may spell the same bytes ("a" + "bc", "ab" + "c"): one symbol, which then can meet
-    // pairs that are not indexed.
-    is_new_symbol_ = tokens_.size() != num_before;
+    const uint32_t merged = add_token(tokens_[a] + tokens_[b]);
     merges_.emplace_back(tokens_[a], tokens_[b]);
     rewrite_words(best, merged);
     update_pairs(a, b, merged);
     pairs_[best].count = 0;
-    if (has_missed_pair_) build_index();
     return true;
   }
 
@@ -192,13 +190,10 @@ class Merger {
     }
   };
 
-  uint32_t id_of(const std::string& bytes) {
-    const auto [it, is_new] = ids_.try_emplace(bytes, tokens_.size());
-    if (is_new) {
-      tokens_.push_back(bytes);
-      for (Side* side : {&left_, &right_, &self_}) side->change.resize(tokens_.size());
-    }
-    return it->second;
+  uint32_t add_token(std::string bytes) {
+    tokens_.push_back(std::move(bytes));
+    for (Side* side : {&left_, &right_, &self_}) side->change.resize(tokens_.size());
+    return tokens_.size() - 1;
   }
 
   // Heap order: count, then the pair of byte strings.
@@ -216,8 +211,8 @@ class Merger {
     std::push_heap(heap_.begin(), heap_.end(), less());
   }
 
-  // Counts only rise where push() follows, so an entry is never below its pair's count: one that is
-  // above goes back with the right count.
+  // A pair's count only falls once it is in the heap, so its entry is never too low: one that is too
+  // high goes back with the right count.
   uint32_t pop_best() {
     while (true) {
       while (!heap_.empty()) {
@@ -226,7 +221,7 @@ class Merger {
         heap_.pop_back();
         const int64_t count = pairs_[top.pair].count;
         if (count == top.count) return top.pair;
-        if (count >= threshold_ && count < top.count) push(top.pair);
+        if (count >= threshold_) push(top.pair);
       }
       if (threshold_ == 1) return PairMap::kNone;
       build_index();
@@ -234,33 +229,28 @@ class Merger {
   }
 
   void build_index() {
-    struct Stat {
-      uint64_t key;
-      int64_t count;
-      uint32_t num_words, last_word;
-    };
     pairs_.clear();
     heap_.clear();
     index_ = {};
     words_.compact();
-    std::vector<Stat> stats;
-    PairMap stat_of;
+    const std::vector<int64_t> sums = sum_buckets();
+    const int64_t best = *std::max_element(sums.begin(), sums.end());
+    threshold_ = std::clamp<int64_t>(best / kThresholdRatio, 1, threshold_ / 2);
+
+    std::vector<uint32_t> last_word;
     for_each_pair([&](uint64_t key, uint32_t word, int64_t count) {
-      const uint32_t i = stat_of.find_or_insert(key, stats.size());
-      if (i == stats.size()) stats.push_back({key, 0, 0, UINT32_MAX});
-      Stat& s = stats[i];
-      s.count += count;
-      s.num_words += s.last_word != word;
-      s.last_word = word;
+      if (sums[bucket(key)] < threshold_) return;
+      const uint32_t i = index_.find_or_insert(key, pairs_.size());
+      if (i == pairs_.size()) {
+        pairs_.push_back({0, static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key), 0, {}});
+        last_word.push_back(UINT32_MAX);
+      }
+      pairs_[i].count += count;
+      pairs_[i].num_words += last_word[i] != word;
+      last_word[i] = word;
     });
-    int64_t best = 0;
-    for (const Stat& s : stats) best = std::max(best, s.count);
-    threshold_ = std::max<int64_t>(1, best / kThresholdRatio);
-    has_missed_pair_ = false;
-    for (const Stat& s : stats) {
-      if (s.count < threshold_) continue;
-      new_pair(s.key >> 32, static_cast<uint32_t>(s.key), s.count, s.num_words);
-    }
+    drop_rare_pairs();
+
     std::vector<uint32_t> filled(pairs_.size());
     for_each_pair([&](uint64_t key, uint32_t word, int64_t) {
       const uint32_t i = index_.find(key);
@@ -270,6 +260,24 @@ class Merger {
     });
     for (uint32_t i = 0; i < pairs_.size(); ++i) heap_.push_back({pairs_[i].count, i});
     std::make_heap(heap_.begin(), heap_.end(), less());
+  }
+
+  // Counts summed over pairs that share a bucket: a bound of each pair's count, in little memory.
+  std::vector<int64_t> sum_buckets() {
+    std::vector<int64_t> sums(size_t{1} << kBucketBits);
+    for_each_pair([&](uint64_t key, uint32_t, int64_t count) { sums[bucket(key)] += count; });
+    return sums;
+  }
+  static size_t bucket(uint64_t key) { return key * 0x9E3779B97F4A7C15ull >> (64 - kBucketBits); }
+
+  // Keeps the pairs that reach the threshold and gives them room for their words.
+  void drop_rare_pairs() {
+    std::vector<Pair> all;
+    all.swap(pairs_);
+    index_ = {};
+    for (const Pair& p : all) {
+      if (p.count >= threshold_) new_pair(p.left, p.right, p.count, p.num_words);
+    }
   }
 
   template <class F>
@@ -346,17 +354,9 @@ class Merger {
     for (const uint32_t x : side.touched) {
       Change& c = side.change[x];
       const auto [left, right] = pair_of(x);
-      const uint32_t known =
-          is_new_symbol_ ? PairMap::kNone : index_.find(PairMap::key(left, right));
-      if (known != PairMap::kNone) {
-        c.out = add_words(pairs_[known], c.count, c.num_words);
-        push(known);
-      } else if (!is_new_symbol_ && threshold_ > 1) {
-        has_missed_pair_ = true;
-      } else if (c.count >= threshold_) {
-        c.out = new_pair(left, right, c.count, c.num_words);
-        push(pairs_.size() - 1);
-      }
+      if (c.count < threshold_) continue;
+      c.out = new_pair(left, right, c.count, c.num_words);
+      push(pairs_.size() - 1);
     }
     for (const Event& e : side.events) {
       uint32_t*& out = side.change[e.neighbour].out;
@@ -365,26 +365,12 @@ class Merger {
     side.clear();
   }
 
-  // Makes room for more words of a known pair; returns where they go.
-  static uint32_t* add_words(Pair& pair, int64_t count, uint32_t num_words) {
-    const uint32_t old = pair.words ? pair.num_words : 0;
-    auto words = std::make_unique_for_overwrite<uint32_t[]>(old + num_words);
-    std::copy_n(pair.words.get(), old, words.get());
-    pair.count += count;
-    pair.num_words = old + num_words;
-    pair.words = std::move(words);
-    return pair.words.get() + old;
-  }
-
   Words words_;
-  std::deque<std::string> tokens_;
-  std::unordered_map<std::string, uint32_t> ids_;
+  std::vector<std::string> tokens_;
   std::vector<Pair> pairs_;
   PairMap index_;
   std::vector<HeapEntry> heap_;
-  int64_t threshold_ = 1;
-  bool is_new_symbol_ = true;
-  bool has_missed_pair_ = false;
+  int64_t threshold_ = INT64_MAX;
   Side left_, right_, self_;
   std::vector<Merge> merges_;
 };

@@ -9,13 +9,14 @@ from typing import Final
 
 from lmworks import _text
 from lmworks.base.config import suggest
-from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.errors import ConfigError
+from lmworks.tokenizer.base import to_bytes
 
 PATTERNS: Final[dict[str, str]] = dict(_text.PATTERNS)
 """Published regular expression of each pattern.
 
 `gpt2`: openai/gpt-2; `cl100k`, `o200k`: tiktoken; `llama3`, `qwen2`: the models' tokenizer.json.
-`smollm`: one expression equal to the two steps Digits(individual) and ByteLevel of its tokenizer.json.
+`smollm`: one expression equal to the steps Digits(individual) and ByteLevel of its tokenizer.json.
 cl100k and llama3 differ where a text ends in white space with a line end in it.
 """
 
@@ -23,23 +24,8 @@ cl100k and llama3 differ where a text ends in white space with a line end in it.
 def check_pattern(pattern: str) -> str:
     """The pattern's name, or a ConfigError that lists the known ones."""
     if pattern not in PATTERNS:
-        raise ConfigError(
-            f"unknown pre-tokenizer pattern {pattern!r}{suggest(pattern, PATTERNS)}"
-        )
+        raise ConfigError(f"unknown pre-tokenizer pattern {pattern!r}{suggest(pattern, PATTERNS)}")
     return pattern
-
-
-def to_bytes(text: str | bytes) -> bytes:
-    """UTF-8 bytes of the text; lone surrogates of "surrogateescape" become the bytes they stand for."""
-    if isinstance(text, bytes):
-        return text
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"the text holds a lone surrogate U+{ord(text[error.start]):04X} at character "
-            f"{error.start}, which is no Unicode text; encode it with errors='replace' first"
-        ) from None
 
 
 def split(text: str | bytes, pattern: str) -> list[bytes]:

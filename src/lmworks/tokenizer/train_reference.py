@@ -1,12 +1,13 @@
 """BPE training in plain Python: the readable twin of csrc/text/bpe_train_*.cpp.
 
-Both give the same merges: the most frequent pair first; of equally frequent pairs the greatest pair
-of byte strings. Special tokens split the corpus and are not counted. Algorithm: Sennrich, Haddow and
-Birch, "Neural Machine Translation of Rare Words with Subword Units", arXiv 1508.07909.
+Both give the same merges: the most frequent pair first; of equally frequent pairs the greatest
+pair of byte strings. Special tokens split the corpus and are not counted. Algorithm: Sennrich,
+Haddow and Birch, "Neural Machine Translation of Rare Words with Subword Units", arXiv 1508.07909.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from lmworks.tokenizer.pretokenize import split
 
@@ -28,13 +29,13 @@ def train_bpe_reference(
 
     def add(word: Word, count: int) -> None:
         words[word] += count
-        for pair in zip(word, word[1:], strict=False):
+        for pair in pairwise(word):
             pair_counts[pair] += count
             words_with[pair].add(word)
 
     def remove(word: Word) -> int:
         count = words.pop(word)
-        for pair in zip(word, word[1:], strict=False):
+        for pair in pairwise(word):
             pair_counts[pair] -= count
             words_with[pair].discard(word)
             if pair_counts[pair] == 0:
