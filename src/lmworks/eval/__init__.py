@@ -1,1 +1,1 @@
-"""eval."""
+"""How good a model is on text it has not seen. No torch at import."""

@@ -1,1 +1,1 @@
-"""serve."""
+"""Text from models: sampling, generation and chat. No torch at import."""

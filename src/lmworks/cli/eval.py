@@ -1,0 +1,182 @@
+"""`lmworks eval RUN`: loss, perplexity and bits per byte on held-out text."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from lmworks.base.errors import ConfigError, DataError
+from lmworks.cli.parser import make_parser
+
+if TYPE_CHECKING:
+    from lmworks.data.shard import ShardSet
+    from lmworks.eval.perplexity import Report
+    from lmworks.models.pretrained import Run
+
+
+class Windows(TypedDict):
+    """Arguments that both evaluation functions take."""
+
+    stride: int
+    context_length: int
+    batch_size: int
+    progress: Callable[[int, int], None]
+
+
+def main(argv: list[str]) -> int:
+    """Print the figures, as a table or as JSON."""
+    args = _parser().parse_args(argv)
+    text = read_text(args.text) if args.text else None
+    from lmworks.models.pretrained import open_run
+
+    run = open_run(args.run)
+    context_length = args.context or run.model.config.max_seq_len
+    stride = args.stride or context_length
+    what = str(args.text or f"{args.split} split")
+    with _progress_bar(what) as progress:
+        report = _evaluate(
+            run,
+            text,
+            args,
+            {
+                "stride": stride,
+                "context_length": context_length,
+                "batch_size": args.batch_size,
+                "progress": progress,
+            },
+        )
+    row = {
+        "run": str(args.run),
+        "text": what,
+        "loss": report.loss,
+        "perplexity": report.perplexity,
+        "bits_per_byte": report.bits_per_byte,
+        "num_tokens": report.num_tokens,
+        "num_bytes": report.num_bytes,
+        "context_length": context_length,
+        "stride": stride,
+        "elapsed_s": report.elapsed_s,
+    }
+    print(json.dumps(row) if args.json else _table(row))
+    return 0
+
+
+def read_text(file: Path) -> str:
+    """The text of a UTF-8 file; DataError when it is missing, empty or not UTF-8."""
+    try:
+        data = file.read_bytes()
+    except OSError as err:
+        raise DataError(f"{file}: cannot be read ({err.strerror})") from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise DataError(
+            f"{file}: not UTF-8: byte {err.start} is 0x{data[err.start]:02x}; convert the file"
+            " first (iconv -f LATIN1 -t UTF-8)"
+        ) from None
+    if not text:
+        raise DataError(f"{file}: the file is empty, there is nothing to score")
+    return text
+
+
+def _evaluate(
+    run: "Run", text: str | None, args: argparse.Namespace, windows: "Windows"
+) -> "Report":
+    from lmworks.eval.perplexity import evaluate_shards, evaluate_text
+
+    if text is not None:
+        return evaluate_text(run.model, run.tokenizer, text, **windows)
+    shards = _open_split(run, args.split)
+    return evaluate_shards(run.model, shards, separate_documents=args.separate_documents, **windows)
+
+
+def _open_split(run: "Run", split: str) -> "ShardSet":
+    """The run's own shards, or those that its recipe names."""
+    from lmworks.data.shard import open_shards
+
+    folder = run.path.parent.parent if run.path.parent.name == "checkpoints" else run.path
+    shards = folder / "data" / split
+    if not shards.is_dir() and (folder / "recipe.yaml").is_file():
+        from lmworks.train.recipe import load_recipe
+
+        data = load_recipe(folder / "recipe.yaml").config.data
+        if data.kind == "shards":
+            shards = Path(data.val if split == "val" else data.train)
+    if not shards.is_dir():
+        raise ConfigError(
+            f"{folder}: has no {split} data (no folder {shards}); score a text file instead: "
+            "--text FILE"
+        )
+    return open_shards(shards, tokenizer_fingerprint=run.tokenizer.fingerprint)
+
+
+def _table(row: dict[str, str | int | float]) -> str:
+    lines = [
+        ("loss", f"{row['loss']:.4f} nats/token"),
+        ("perplexity", f"{row['perplexity']:.3f} per token"),
+        ("bits per byte", f"{row['bits_per_byte']:.4f}"),
+        ("scored", f"{row['num_tokens']:,} tokens, {row['num_bytes']:,} bytes of {row['text']}"),
+        ("windows", f"{row['context_length']} tokens, stride {row['stride']}"),
+        ("time", f"{row['elapsed_s']:.1f} s"),
+    ]
+    return "\n".join(f"{name:<14} {value}" for name, value in lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "eval",
+        "Loss, perplexity and bits per byte of a trained model on text it has not seen.",
+        "lmworks eval runs/demo --text examples/text/other.txt --stride 64 --json",
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="run folder, checkpoint folder or model folder")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--split", choices=("val", "train"), default="val", help="the run's own data (default: val)"
+    )
+    source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file instead")
+    add(
+        "--stride",
+        type=_positive,
+        metavar="N",
+        help="tokens scored per window; smaller gives each token more context and takes longer"
+        " (default: the context)",
+    )
+    add(
+        "--context",
+        type=_positive,
+        metavar="N",
+        help="tokens per window (default: the model's max_seq_len)",
+    )
+    add("--batch-size", type=_positive, default=8, metavar="N", help="windows at once (default: 8)")
+    add(
+        "--separate-documents",
+        action="store_true",
+        help="with --split: hide each document from the next",
+    )
+    add("--json", action="store_true", help="one line of JSON")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+@contextmanager
+def _progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(f"scoring {what}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
