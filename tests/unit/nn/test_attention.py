@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmworks.nn.attention.gqa import GroupedQueryAttention, softcapped_attention
+from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import causal_mask, document_mask
 from lmworks.nn.config import AttentionConfig, NormConfig
+from lmworks.ops.attention import attention
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -84,7 +85,7 @@ def test_causal_mask_lets_the_last_query_see_everything():
 
 def test_large_softcap_changes_nothing():
     q, k, v = torch.randn(3, 2, 4, 7, 6, generator=GENERATOR)
-    capped = softcapped_attention(q, k, v, None, logit_softcap=1e4, dropout=0.0)
+    capped = attention(q, k, v, logit_softcap=1e4)
     plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(capped, plain, rtol=1e-4, atol=1e-5)
 

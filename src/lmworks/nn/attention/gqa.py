@@ -7,17 +7,15 @@ Shapes: B batch, T new tokens, S keys (cached and new), C residual channels, H q
 K kv heads, G = H / K query heads per kv head, D head_dim.
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmworks.nn.attention.cache import KVCache
-from lmworks.nn.attention.mask import causal_mask
 from lmworks.nn.config import AttentionConfig, NormConfig
 from lmworks.nn.linear import Linear
 from lmworks.nn.norm import make_norm
 from lmworks.nn.position import Rotation, rotate
+from lmworks.ops.attention import attention
 
 
 class GroupedQueryAttention(nn.Module):
@@ -67,46 +65,15 @@ class GroupedQueryAttention(nn.Module):
             q_BHTD, k_BKTD = rotate(q_BHTD, rotation), rotate(k_BKTD, rotation)
         if cache is not None:
             k_BKTD, v_BKTD = cache.append(self.layer, k_BKTD, v_BKTD)
-        out_BHTD = self._attend(q_BHTD, k_BKTD, v_BKTD, mask)
+        out_BHTD = attention(
+            q_BHTD,
+            k_BKTD,
+            v_BKTD,
+            mask=mask,
+            logit_softcap=self.logit_softcap,
+            dropout=self.dropout if self.training else 0.0,
+        )
         return self.o(out_BHTD.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(*x.shape[:-1], num_heads, self.head_dim).transpose(1, 2)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        if self.logit_softcap:
-            return softcapped_attention(
-                q, k, v, mask, logit_softcap=self.logit_softcap, dropout=dropout
-            )
-        # A single query is the newest token: it sees every key, which needs no mask.
-        is_causal = mask is None and q.shape[2] > 1
-        is_grouped = self.num_kv_heads != self.num_heads
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=is_grouped
-        )
-
-
-def softcapped_attention(
-    q_BHTD: Float[Tensor, "B H T D"],
-    k_BKSD: Float[Tensor, "B K S D"],
-    v_BKSD: Float[Tensor, "B K S D"],
-    mask: Bool[Tensor, "... T S"] | None,
-    *,
-    logit_softcap: float,
-    dropout: float,
-) -> Float[Tensor, "B H T D"]:
-    """Attention with scores c * tanh(score / c), written out: torch's fused kernel has no cap.
-
-    `mask=None` is causal. Holds the B x H x T x S scores; the softmax is taken in fp32.
-    """
-    num_groups = q_BHTD.shape[1] // k_BKSD.shape[1]
-    k_BHSD = k_BKSD.repeat_interleave(num_groups, dim=1)
-    v_BHSD = v_BKSD.repeat_interleave(num_groups, dim=1)
-    scores_BHTS = q_BHTD @ k_BHSD.transpose(-1, -2) * q_BHTD.shape[-1] ** -0.5
-    scores_BHTS = logit_softcap * torch.tanh(scores_BHTS.float() / logit_softcap)
-    if mask is None:
-        mask = causal_mask(scores_BHTS.shape[-2], scores_BHTS.shape[-1], q_BHTD.device)
-    weights_BHTS = scores_BHTS.masked_fill(~mask, -torch.inf).softmax(dim=-1)
-    weights_BHTS = F.dropout(weights_BHTS.to(v_BHSD.dtype), dropout, training=dropout > 0)
-    return weights_BHTS @ v_BHSD

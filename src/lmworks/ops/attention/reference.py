@@ -1,0 +1,35 @@
+"""Attention written out plainly: scores and weights in at least float32.
+
+Shapes: B batch, H query heads, K kv heads, T queries, S keys, D head_dim.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def reference_attention(
+    q_BHTD: Float[Tensor, "B H T D"],
+    k_BKSD: Float[Tensor, "B K S D"],
+    v_BKSD: Float[Tensor, "B K S D"],
+    *,
+    mask: Bool[Tensor, "... T S"] | None,
+    logit_softcap: float,
+    dropout: float,
+) -> Float[Tensor, "B H T D"]:
+    """Holds the B x H x T x S scores; see the public function for the arguments."""
+    num_groups = q_BHTD.shape[1] // k_BKSD.shape[1]
+    k_BHSD = k_BKSD.repeat_interleave(num_groups, dim=1)
+    v_BHSD = v_BKSD.repeat_interleave(num_groups, dim=1)
+    scores_BHTS = q_BHTD @ k_BHSD.transpose(-1, -2) * q_BHTD.shape[-1] ** -0.5
+    if scores_BHTS.dtype != torch.float64:
+        scores_BHTS = scores_BHTS.float()
+    if logit_softcap:
+        scores_BHTS = logit_softcap * torch.tanh(scores_BHTS / logit_softcap)
+    if mask is None:
+        mask = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device)
+        mask = mask.tril(scores_BHTS.shape[-1] - scores_BHTS.shape[-2])
+    weights_BHTS = scores_BHTS.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    weights_BHTS = F.dropout(weights_BHTS.to(v_BHSD.dtype), dropout, training=dropout > 0)
+    return weights_BHTS @ v_BHSD

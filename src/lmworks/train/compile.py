@@ -1,0 +1,219 @@
+"""Compiles the blocks of a model with torch.compile, without making the user wait.
+
+A run starts at once with the plain blocks. When what is left of it is worth a compilation, another
+process compiles one block for the same shapes and fills the cache on disk; when that is done, this
+process loads the machine code in a second or two and goes on with it. All blocks share one
+compilation, and later runs of the same shape find it in the cache.
+
+Compiled code rounds differently in the last bits. The step at which the run changed over is
+therefore written into the run folder, and a resumed run changes over at the same step, so that its
+losses are those of the uninterrupted one.
+
+Only training uses the compiled blocks: evaluation and sampling see other shapes all the time.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lmworks.base.config import load
+from lmworks.base.storage import write_json
+from lmworks.data.loader import Batch
+from lmworks.models.decoder import Decoder
+from lmworks.train.optim import build_optimizer
+from lmworks.train.recipe import Recipe
+from lmworks.train.state import round_parameters
+from lmworks.train.step import TrainStep, recompute_activations
+
+Mode = Literal["auto", "off", "on"]
+
+_PROBE_STEPS = 3
+"""Steps timed before `auto` decides."""
+_MIN_REMAINING_S = 90.0
+"""A compilation takes 15 to 40 s on the side and pays back about a fifth of what is left."""
+_NICENESS = 5
+"""Of the compiling process: about a quarter of a core while training keeps all cores busy."""
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class Compilation:
+    """Decides before each step whether the blocks of `layers` run compiled from now on.
+
+    Args:
+        mode: `on` compiles before the first step; `off` never; `auto` as told above.
+        recipe_file: resolved recipe, from which the other process builds the same block.
+        record: JSON file that keeps the step of the change-over across sessions.
+        notify: called with one line when something was decided.
+    """
+
+    def __init__(
+        self,
+        layers: nn.ModuleList,
+        *,
+        mode: Mode,
+        total_steps: int,
+        recipe_file: Path,
+        record: Path,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._layers = layers
+        self._total_steps = total_steps
+        self._recipe_file = recipe_file
+        self._record = record
+        self._notify = notify
+        self._process: subprocess.Popen[str] | None = None
+        self._step_times_s: list[float] = []
+        self._previous_s: float | None = None
+        self._switch_step = _recorded_step(record)
+        self._is_open = mode != "off"
+        if mode == "on" and self._switch_step is None:
+            self._switch_step = 0
+
+    def before_step(self, step: int) -> None:
+        """Call before the step that follows `step` finished ones."""
+        if not self._is_open:
+            return
+        if self._switch_step is not None:
+            if step >= self._switch_step:
+                self._switch(step)
+        elif self._process is not None:
+            self._poll(step)
+        else:
+            self._consider(step)
+
+    def close(self) -> None:
+        """End a compilation that is still under way."""
+        self._is_open = False
+        if self._process is not None:
+            self._process.terminate()
+            self._process.communicate()
+            self._process = None
+
+    def _consider(self, step: int) -> None:
+        now_s = time.perf_counter()
+        if self._previous_s is not None:
+            self._step_times_s.append(now_s - self._previous_s)
+        self._previous_s = now_s
+        if len(self._step_times_s) < _PROBE_STEPS:
+            return
+        remaining_s = (self._total_steps - step) * statistics.median(self._step_times_s)
+        if remaining_s < _MIN_REMAINING_S:
+            self._is_open = False
+        elif compiler() is None:
+            self._is_open = False
+            self._notify("not compiling the model: no C++ compiler found")
+        else:
+            self._notify("compiling the model on the side")
+            self._process = _start(self._recipe_file)
+
+    def _poll(self, step: int) -> None:
+        assert self._process is not None, "polled only while a compilation runs"
+        if self._process.poll() is None:
+            return
+        _, errors = self._process.communicate()
+        status, self._process = self._process.returncode, None
+        if status == 0:
+            self._switch(step)
+        else:
+            self._is_open = False
+            last_line = (errors.strip().splitlines() or ["no message"])[-1]
+            self._notify(f"going on uncompiled: the compilation failed ({last_line})")
+
+    def _switch(self, step: int) -> None:
+        if self._switch_step is None:
+            write_json(self._record, {"compiled_after_step": step})
+        self._is_open = False
+        compile_blocks(self._layers)
+        self._notify(f"compiled code from step {step + 1} on")
+
+
+def compile_blocks(layers: nn.ModuleList) -> None:
+    """Make every block run compiled while gradients are recorded, and as it stands otherwise.
+
+    Parameter names gain a `.block` part: build the optimizer first.
+    """
+    os.environ.setdefault(_CACHE_VARIABLE, str(_cache_folder()))
+    for index, layer in enumerate(layers):
+        inner = getattr(layer, "block", None)
+        if inner is None:
+            layers[index] = _CompiledInTraining(layer)
+        else:  # recomputed in the backward pass: that stays outside the compiled code
+            layer.block = _CompiledInTraining(inner)
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler that torch.compile would use."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+class _CompiledInTraining(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self._compiled: Callable[..., Any] = torch.compile(block.forward, dynamic=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return self._compiled(*args, **kwargs)
+        return self.block(*args, **kwargs)
+
+
+def _recorded_step(record: Path) -> int | None:
+    if not record.exists():
+        return None
+    return int(json.loads(record.read_text(encoding="utf-8"))["compiled_after_step"])
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lmworks" / "compiled"
+
+
+def _start(recipe_file: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", __name__, str(recipe_file), str(torch.get_num_threads())]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _fill_cache(recipe_file: Path, num_threads: int) -> None:
+    """Compile one block of the recipe's model by training a one-layer model for one step."""
+    torch.set_num_threads(num_threads)
+    recipe = load(Recipe, recipe_file).config
+    train = recipe.train
+    model = Decoder(recipe.model.model_copy(update={"num_layers": 1}))
+    if train.precision == "bf16":
+        round_parameters(model, torch.bfloat16)
+    optimizer = build_optimizer(recipe.optim, model.named_parameters())
+    if train.activation_checkpointing == "full":
+        recompute_activations(model.layers)
+    compile_blocks(model.layers)
+    step = TrainStep(
+        model,
+        optimizer,
+        hidden=model.hidden,
+        micro_batch_size=train.micro_batch_size,
+        num_micro_batches=train.batch_size // train.micro_batch_size,
+        clip_norm=train.clip_norm,
+        z_loss_weight=train.z_loss_weight,
+    )
+    tokens = torch.zeros(train.micro_batch_size, train.context_length, dtype=torch.int64).numpy()
+    documents = tokens.astype("int32") if recipe.loader.separate_documents else None
+    step(Batch(tokens, tokens, documents), lr=0.0)
+
+
+if __name__ == "__main__":
+    os.nice(_NICENESS)
+    _fill_cache(Path(sys.argv[1]), int(sys.argv[2]))

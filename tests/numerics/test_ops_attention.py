@@ -1,0 +1,107 @@
+"""Every form of attention equals the plain one, in value and gradient.
+
+Shapes: B batch, H query heads, K kv heads, T queries, S keys, D head_dim.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmworks.ops.attention import attention
+from lmworks.ops.attention.materialized import MAX_KEYS, materialized_attention
+from lmworks.ops.attention.reference import reference_attention
+
+BF16_EPS = 2.0**-8
+
+
+def random_qkv(
+    shape: tuple[int, int, int, int, int], dtype: torch.dtype, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of shape (B, H or K, T, D), laid out as the model does: heads next to D in memory."""
+    batch, num_heads, num_kv_heads, num_tokens, head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int) -> Tensor:
+        x = torch.randn(batch, num_tokens, heads, head_dim, generator=generator)
+        return x.to(dtype).transpose(1, 2).requires_grad_()
+
+    return draw(num_heads), draw(num_kv_heads), draw(num_kv_heads)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return reference_attention(q, k, v, mask=None, logit_softcap=0.0, dropout=0.0)
+
+
+@settings(max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    num_tokens=st.integers(1, 33),
+    head_dim=st.sampled_from([1, 4, 32]),
+)
+def test_materialized_equals_the_plain_form_in_value_and_gradient(
+    batch: int, kv_heads: int, groups: int, num_tokens: int, head_dim: int
+) -> None:
+    shape = (batch, kv_heads * groups, kv_heads, num_tokens, head_dim)
+    qkv = random_qkv(shape, torch.float64)
+    expected, actual = plain(*qkv), materialized_attention(*qkv)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(expected.shape, dtype=torch.float64)
+    wanted = torch.autograd.grad((expected * weight).sum(), qkv)
+    got = torch.autograd.grad((actual * weight).sum(), qkv)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_materialized_passes_gradcheck() -> None:
+    assert torch.autograd.gradcheck(
+        materialized_attention, random_qkv((1, 2, 1, 4, 2), torch.float64)
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 256, MAX_KEYS, MAX_KEYS + 1])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_bf16_attention_is_within_rounding_of_float64(num_tokens: int, num_kv_heads: int) -> None:
+    q, k, v = random_qkv((1, 4, num_kv_heads, num_tokens, 16), torch.bfloat16)
+    expected = plain(q.double(), k.double(), v.double())
+    # Scores s are rounded to 8 bits, so weights move by a factor of e^(eps |s|), |s| < 6 here; then
+    # weights and output are rounded once each. |v| < 5 bounds the whole.
+    bound = BF16_EPS * (6 + 2) * float(v.detach().abs().max())
+    assert float((attention(q, k, v).double() - expected).detach().abs().max()) < bound
+
+
+def test_fp32_attention_equals_the_plain_form() -> None:
+    qkv = random_qkv((2, 6, 2, 40, 8), torch.float32)
+    torch.testing.assert_close(attention(*qkv), plain(*qkv), rtol=1e-5, atol=1e-5)
+
+
+def test_one_query_sees_every_key() -> None:
+    q, k, v = random_qkv((2, 4, 2, 9, 8), torch.bfloat16)
+    last = attention(q[:, :, -1:], k, v)
+    expected = plain(q.double(), k.double(), v.double())[:, :, -1:]
+    torch.testing.assert_close(last.double(), expected, rtol=0, atol=BF16_EPS * 8 * 5)
+
+
+def test_a_mask_limits_what_a_query_sees() -> None:
+    q, k, v = random_qkv((1, 2, 2, 4, 8), torch.float32)
+    mask = torch.eye(4, dtype=torch.bool)
+    torch.testing.assert_close(attention(q, k, v, mask=mask), v)
+
+
+def test_soft_capped_scores_follow_the_formula() -> None:
+    q, k, v = random_qkv((1, 2, 1, 6, 4), torch.float64)
+    scores = 2.0 * torch.tanh((q @ k.transpose(-1, -2) / 4**0.5) / 2.0)
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(attention(q, k, v, logit_softcap=2.0), expected)
+
+
+def test_dropout_leaves_the_mean_unchanged() -> None:
+    qkv = random_qkv((1, 1, 1, 8, 4), torch.float32)
+    torch.manual_seed(0)
+    mean = attention(*(x.expand(4000, -1, -1, -1) for x in qkv), dropout=0.5).mean(0, keepdim=True)
+    # A weight is 0 or doubled: its standard error over 4,000 draws is at most 1 / sqrt(4000).
+    torch.testing.assert_close(mean, attention(*qkv), rtol=0, atol=5 * 3 / 4000**0.5)
