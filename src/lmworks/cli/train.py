@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Run `lmworks train ...` and return its exit status."""
-    args = _parser().parse_args(argv)
+    # Values may stand on both sides of an option.
+    args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
         return _resume(args)
     if not args.recipe:

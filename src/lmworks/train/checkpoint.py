@@ -38,7 +38,7 @@ FORMAT = 1
 LATEST, BEST = "latest", "best"
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 RNG_FILE, CONFIG_FILE, STATE_FILE = "rng.safetensors", "config.json", "state.json"
-FAILED_PREFIX = "failed-"
+FAILED_PREFIX = "failed-step-"
 """`failed-step-N` is the state before a step whose loss was not finite; never pruned or resumed
 unasked."""
 _STEP_NAME = re.compile(r"step-(\d+)")

@@ -236,8 +236,8 @@ def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokeni
         case recipes.WordTokenizer():
             from lmworks.tokenizer.word import WordTokenizer
 
-            texts = (document.text for document in DocumentReader(files))
-            return WordTokenizer.train(texts, vocab_size=config.vocab_size)
+            words = (document.text for document in DocumentReader(files))
+            return WordTokenizer.train(words, vocab_size=config.vocab_size)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ def test_a_restored_state_repeats_every_loss_bit_for_bit(
     make_recipe: MakeRecipe,
     shards: ShardSet,
     tmp_path: Path,
+    *,
     optimizer: str,
     precision: str,
     micro_batch_size: int,
