@@ -177,7 +177,7 @@ class Tokenizer(ABC):
         import numpy as np
 
         if self._token_table is None:
-            self._token_table = pack_tokens(self._all_token_bytes())
+            self._token_table = pack_tokens(self.all_token_bytes())
         try:
             array = np.ascontiguousarray(ids if hasattr(ids, "__len__") else list(ids))
         except (OverflowError, ValueError) as err:
@@ -202,7 +202,7 @@ class Tokenizer(ABC):
         """Decodes a sequence token by token."""
         return StreamDecoder(self)
 
-    def _all_token_bytes(self) -> list[bytes]:
+    def all_token_bytes(self) -> list[bytes]:
         """Bytes of every id; empty for an id that is no token."""
         return [self.token_bytes(i) for i in range(self.vocab_size)]
 

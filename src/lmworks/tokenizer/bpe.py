@@ -7,16 +7,16 @@ none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in trai
 """
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmworks import _text
-from lmworks.base.config import suggest
 from lmworks.base.errors import DataError
+from lmworks.base.machine import num_usable_cores
 from lmworks.tokenizer.base import Tokenizer, pack_tokens, to_bytes
 from lmworks.tokenizer.normalize import nfc_bytes, nfc_cut
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
+from lmworks.tokenizer.schema import require_pattern
 from lmworks.tokenizer.special import SpecialSet
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class BPETokenizer(Tokenizer):
         Raises:
             DataError: something does not fit together; says what.
         """
-        if pattern not in _text.PATTERNS:
-            raise DataError(f"unknown pattern {pattern!r}{suggest(pattern, _text.PATTERNS)}")
+        require_pattern(pattern)
         _check_ids(tokens, {**special_tokens, **(added_tokens or {})})
         super().__init__(special_tokens, added_tokens)
         self.pattern = pattern
@@ -185,7 +184,7 @@ class BPETokenizer(Tokenizer):
         if any(self._must_normalize(text) for text in texts):
             return self._encode_batch_normalized(texts, allowed_special, disallowed_special)
         if num_threads is None:
-            num_threads = len(os.sched_getaffinity(0))
+            num_threads = num_usable_cores()
         actions = self._specials.actions(allowed_special, disallowed_special)
         found = self._encoder.encode_batch(list(map(to_bytes, texts)), actions, max(1, num_threads))
         if isinstance(found, int):
@@ -242,7 +241,7 @@ class BPETokenizer(Tokenizer):
         self._refuse_id(token_id)
         raise AssertionError("unreachable")
 
-    def _all_token_bytes(self) -> list[bytes]:
+    def all_token_bytes(self) -> list[bytes]:
         table = [token or b"" for token in self.tokens]
         table += [b""] * (self.vocab_size - len(table))
         for token_id, name in zip(self._specials.ids, self._specials.encoded, strict=True):

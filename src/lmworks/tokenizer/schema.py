@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lmworks.base.config import suggest
+from lmworks import _text
 from lmworks.base.errors import DataError
 
 
@@ -46,6 +46,8 @@ def check_fields(value: Mapping[str, Any], fields: Mapping[str, Check]) -> None:
     """All of `fields` are in `value` and right, and nothing else is."""
     for key in value:
         if key not in fields:
+            from lmworks.base.config import suggest
+
             raise DataError(f"no such key {key!r}{suggest(key, fields)}")
     for key, check in fields.items():
         if key not in value:
@@ -62,6 +64,14 @@ def field(value: Any, key: str, check: Check, where: str) -> Any:
     if not check.is_right(found):
         raise DataError(f"{where}.{key} must be {check.wanted}, got {_short(found)}")
     return found
+
+
+def require_pattern(pattern: str) -> None:
+    """`pattern` names a pre-tokenizer pattern."""
+    if pattern not in _text.PATTERNS:
+        from lmworks.base.config import suggest
+
+        raise DataError(f"unknown pattern {pattern!r}{suggest(pattern, _text.PATTERNS)}")
 
 
 def _short(value: Any) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from lmworks._text import SpecialSplitter
-from lmworks.base.config import suggest
 from lmworks.base.errors import ConfigError, DataError
 
 SpecialSet = Literal["all"] | Collection[str]
@@ -98,6 +97,8 @@ class SpecialTokens:
             raise ConfigError(f"{argument}={names!r} must be 'all' or a set of special tokens")
         for name in names:
             if name not in self.special:
+                from lmworks.base.config import suggest
+
                 known = suggest(name, self.special) if self.special else "; there are none"
                 raise ConfigError(f"{argument}: no special token {name!r}{known}")
         return names

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmworks import _text
-from lmworks.base.config import suggest
 from lmworks.base.errors import DataError
 from lmworks.tokenizer.base import END_OF_TEXT, Tokenizer
 from lmworks.tokenizer.char import UNKNOWN, keep_frequent, plain_parts
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
+from lmworks.tokenizer.schema import require_pattern
 
 if TYPE_CHECKING:
     from lmworks.tokenizer.base import Ids
@@ -34,8 +34,7 @@ class WordTokenizer(Tokenizer):
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> None:
         """`words` are pieces of the pattern, id by id; `<unk>` and the special tokens follow."""
-        if pattern not in _text.PATTERNS:
-            raise DataError(f"unknown pattern {pattern!r}{suggest(pattern, _text.PATTERNS)}")
+        require_pattern(pattern)
         if not all(words):
             raise DataError("a word is empty; a word has at least one byte")
         self._id_of = {word: i for i, word in enumerate(words)}
@@ -58,8 +57,7 @@ class WordTokenizer(Tokenizer):
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> "WordTokenizer":
         """The most frequent words; `vocab_size` counts `<unk>` and the special tokens too."""
-        if pattern not in _text.PATTERNS:
-            raise DataError(f"unknown pattern {pattern!r}{suggest(pattern, _text.PATTERNS)}")
+        require_pattern(pattern)
         counts: Counter[bytes] = Counter()
         for text in plain_parts(texts, special_tokens):
             counts.update(_text.split(text.encode("utf-8"), pattern))

@@ -1,0 +1,282 @@
+"""`lmworks tokenizer train|encode|decode|compare|inspect`: text to token ids and back."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmworks.cli.parser import make_parser
+
+if TYPE_CHECKING:
+    from lmworks.tokenizer.base import Tokenizer
+
+_HELP = """usage: lmworks tokenizer COMMAND [options]
+
+commands:
+  train    learn a vocabulary from text files
+  encode   text to token ids
+  decode   token ids to text
+  compare  byte, character, word and BPE tokenizers on one file
+  inspect  what a tokenizer file holds
+
+`lmworks tokenizer COMMAND --help` shows a command's options and an example."""
+
+_COLORS = ("black on bright_cyan", "black on bright_yellow", "black on bright_green")
+
+
+def main(argv: list[str]) -> int:
+    """Run `lmworks tokenizer ...` and return its exit status."""
+    commands = {
+        "train": _train,
+        "encode": _encode,
+        "decode": _decode,
+        "compare": _compare,
+        "inspect": _inspect,
+    }
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    if argv[0] not in commands:
+        known = ", ".join(commands)
+        print(f"error: no command 'tokenizer {argv[0]}'; known: {known}", file=sys.stderr)
+        return 2
+    return commands[argv[0]](argv[1:])
+
+
+def _train(argv: list[str]) -> int:
+    parser = make_parser(
+        "tokenizer train",
+        "Learn a vocabulary from UTF-8 text files.",
+        "lmworks tokenizer train corpus.txt --vocab-size 10000 --out tokenizer.json",
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="text to learn from")
+    add("--vocab-size", type=_number, default=10_000, metavar="N", help="tokens (default: 10000)")
+    add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
+    add(
+        "--special",
+        nargs="*",
+        default=["<|endoftext|>"],
+        metavar="TOKEN",
+        help="special tokens (default: <|endoftext|>)",
+    )
+    add("--kind", choices=["bpe", "char", "byte", "word"], default="bpe", help="(default: bpe)")
+    add(
+        "--format",
+        choices=["lmworks", "hf", "tiktoken"],
+        default="lmworks",
+        help="our JSON, Hugging Face tokenizer.json or a tiktoken rank file (default: lmworks)",
+    )
+    add("--threads", type=_number, metavar="N", help="(default: every core)")
+    add("--out", required=True, type=Path, metavar="FILE", help="file to write")
+    args = parser.parse_args(argv)
+
+    from lmworks.tokenizer import save, train_bpe
+    from lmworks.tokenizer.compare import read_text, train_kind
+
+    start_s = time.monotonic()
+    tokenizer: "Tokenizer"
+    if args.kind == "bpe":
+        with _progress_bar() as progress:
+            tokenizer = train_bpe(
+                args.files,
+                args.vocab_size,
+                pattern=args.pattern,
+                special_tokens=args.special,
+                num_threads=args.threads,
+                progress=progress,
+            )
+    else:
+        tokenizer = train_kind(
+            args.kind,
+            [read_text(file) for file in args.files],
+            vocab_size=args.vocab_size,
+            pattern=args.pattern,
+            special_tokens=args.special,
+        )
+    save(tokenizer, args.out, format=args.format)
+    size_mb = sum(file.stat().st_size for file in args.files) / 1e6
+    elapsed_s = time.monotonic() - start_s
+    print(f"trained a {args.kind} tokenizer on {size_mb:,.1f} MB in {elapsed_s:.1f} s")
+    if tokenizer.vocab_size < args.vocab_size:
+        print(f"  the text gives only {tokenizer.vocab_size:,} of the {args.vocab_size:,} tokens")
+    print(
+        f"  {args.out}  {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:16]}"
+    )
+    if args.format != "tiktoken":
+        print(f"next: lmworks tokenizer encode {args.out} 'Hello world' --show")
+    return 0
+
+
+def _encode(argv: list[str]) -> int:
+    parser = make_parser(
+        "tokenizer encode",
+        "Print the token ids of a text: the argument, a file, or standard input.",
+        "lmworks tokenizer encode tokenizer.json 'Hello world' --show",
+    )
+    add = parser.add_argument
+    add("tokenizer", type=Path, metavar="TOKENIZER", help="tokenizer file")
+    add("text", nargs="?", help="text to encode (default: --file, or standard input)")
+    add("--file", type=Path, help="encode this file")
+    add("--show", action="store_true", help="print the pieces in colour instead of the ids")
+    add("--special", action="store_true", help="special tokens in the text are tokens")
+    args = parser.parse_args(argv)
+
+    from lmworks.base.errors import ConfigError
+    from lmworks.tokenizer import load
+    from lmworks.tokenizer.compare import read_text
+
+    if args.text is not None and args.file is not None:
+        raise ConfigError("give a text or --file, not both")
+    tokenizer = load(args.tokenizer)
+    if args.text is not None:
+        text: str | bytes = args.text
+    else:
+        text = read_text(args.file) if args.file else sys.stdin.buffer.read()
+    allowed = tokenizer.special_tokens if args.special else ()
+    ids = tokenizer.encode(text, allowed_special=allowed, disallowed_special=())
+    if not args.show:
+        print(*ids)
+        return 0
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text()
+    for i, token_id in enumerate(ids):
+        piece = tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
+        shown.append(piece.replace("\n", "⏎\n"), _COLORS[i % len(_COLORS)])
+    console = Console(highlight=False)
+    console.print(shown)
+    size_bytes = len(text.encode() if isinstance(text, str) else text)
+    ratio = f", {size_bytes / len(ids):.2f} bytes/token" if ids else ""
+    console.print(f"{len(ids):,} tokens, {size_bytes:,} bytes{ratio}")
+    return 0
+
+
+def _decode(argv: list[str]) -> int:
+    parser = make_parser(
+        "tokenizer decode",
+        "Print the text of token ids: the arguments, or standard input.",
+        "lmworks tokenizer decode tokenizer.json 15496 995",
+    )
+    add = parser.add_argument
+    add("tokenizer", type=Path, metavar="TOKENIZER", help="tokenizer file")
+    add("ids", nargs="*", metavar="ID", help="token ids (default: standard input)")
+    args = parser.parse_args(argv)
+
+    from lmworks.base.errors import DataError
+    from lmworks.tokenizer import load
+
+    words = args.ids or sys.stdin.read().replace(",", " ").split()
+    try:
+        ids = [int(word) for word in words]
+    except ValueError as err:
+        raise DataError(f"token ids must be whole numbers ({err})") from None
+    print(load(args.tokenizer).decode(ids))
+    return 0
+
+
+def _compare(argv: list[str]) -> int:
+    parser = make_parser(
+        "tokenizer compare",
+        "Train the four kinds on the first 90 % of a file and measure them on the rest.",
+        "lmworks tokenizer compare corpus.txt --vocab-size 10000",
+    )
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="UTF-8 text (the first 20 MB are used)")
+    add("--vocab-size", type=_number, default=10_000, metavar="N", help="(default: 10000)")
+    add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
+    args = parser.parse_args(argv)
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmworks.tokenizer.compare import compare
+
+    table = Table("kind", title=f"{args.file}: last 10 %, learnt on the rest")
+    for name in ("vocabulary", "bytes/token", "unknown", "unknown %", "MB/CPU s"):
+        table.add_column(name, justify="right")
+    for row in compare(args.file, vocab_size=args.vocab_size, pattern=args.pattern):
+        table.add_row(
+            row.kind,
+            f"{row.vocab_size:,}",
+            f"{row.bytes_per_token:.2f}",
+            f"{row.num_unknown:,}",
+            f"{row.unknown_ratio:.2%}",
+            f"{row.encode_mb_per_s:.1f}",
+        )
+    Console().print(table)
+    return 0
+
+
+def _inspect(argv: list[str]) -> int:
+    parser = make_parser(
+        "tokenizer inspect",
+        "Show what a tokenizer file holds.",
+        "lmworks tokenizer inspect tokenizer.json",
+    )
+    add = parser.add_argument
+    add("tokenizer", type=Path, metavar="TOKENIZER", help="our JSON or a tokenizer.json")
+    add("--tokens", type=_number, default=10, metavar="N", help="how many to list (default: 10)")
+    args = parser.parse_args(argv)
+
+    from lmworks.tokenizer import load
+    from lmworks.tokenizer.inspection import inspect
+
+    facts = inspect(load(args.tokenizer), num_shown=args.tokens)
+    unused = f", {facts.num_unused_ids:,} ids unused" if facts.num_unused_ids else ""
+    rows = {
+        "kind": facts.kind + (f", pattern {facts.pattern}" if facts.pattern else ""),
+        "vocabulary": f"{facts.vocab_size:,} tokens{unused}",
+        "mean length": f"{facts.mean_token_bytes:.2f} bytes",
+        "characters": f"{facts.num_utf8_tokens:,} tokens are whole characters",
+        "specials": ", ".join(f"{name} {i}" for name, i in facts.special_tokens.items()) or "none",
+        "longest": ", ".join(f"{token!r} {i}" for i, token in facts.longest_tokens),
+        "merges": f"{facts.num_merges:,}"
+        + "".join(f"\n{'':13}{left!r} + {right!r}" for left, right in facts.first_merges),
+        "fingerprint": facts.fingerprint,
+    }
+    for name, value in rows.items():
+        print(f"{name:<13}{value}")
+    return 0
+
+
+def _number(text: str) -> int:
+    number = int(text.replace("_", "").replace(",", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _patterns() -> str:
+    from lmworks.tokenizer.pretokenize import PATTERNS
+
+    return "|".join(PATTERNS)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:8}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks = {
+            "count": bar.add_task("counting", total=None),
+            "merge": bar.add_task("merging", total=None),
+        }
+        yield lambda phase, done, total: bar.update(tasks[phase], completed=done, total=total)
