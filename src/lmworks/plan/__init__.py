@@ -1,1 +1,1 @@
-"""plan."""
+"""What a model will cost, by arithmetic alone: memory, FLOPs, time. No torch."""

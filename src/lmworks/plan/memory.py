@@ -1,0 +1,120 @@
+"""Bytes that training one model takes, by part.
+
+Weights, gradients and optimizer state are exact: mixed precision with Adam takes 2 + 2 + 12 bytes
+per parameter (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1), fp32 4 + 4 + 8.
+Activations count the tensors that the backward pass of our decoder keeps when run layer by layer
+(the approach of Korthikanti et al. 2022, arXiv 2205.05198, section 4, for our blocks); a compiled
+model keeps fewer. The loss never holds all logits, so they are not here.
+"""
+
+from typing import Literal
+
+from lmworks.models.config import ModelConfig
+from lmworks.plan.hardware import ELEMENT_BYTES, Precision
+
+OptimizerKind = Literal["adamw", "muon", "sgd"]
+
+NUM_MOMENTS: dict[OptimizerKind, int] = {"adamw": 2, "muon": 2, "sgd": 1}
+"""fp32 tensors per parameter that an optimizer keeps (Muon: 1 for matrices, 2 for the rest)."""
+
+MAX_WRITTEN_OUT_KEYS = 512
+"""Up to this context ops.attention on a CPU writes bf16 attention out and keeps its weights."""
+
+_FP32_BYTES = 4
+
+
+def training_bytes(
+    config: ModelConfig,
+    *,
+    precision: Precision,
+    optimizer: OptimizerKind,
+    micro_batch_size: int,
+    context_length: int,
+    accumulates: bool = False,
+    recomputes: bool = False,
+) -> dict[str, int]:
+    """Bytes by part while training; the sum is the peak.
+
+    `accumulates`: gradients of several micro-batches are added up, in fp32.
+    `recomputes`: activation checkpointing, one tensor kept per block.
+    """
+    num_params, element_bytes = config.num_params(), ELEMENT_BYTES[precision]
+    num_masters = 1 if precision == "bf16" else 0
+    return {
+        "weights": num_params * element_bytes,
+        "gradients": num_params * (_FP32_BYTES if accumulates else element_bytes),
+        "master weights": num_params * _FP32_BYTES * num_masters,
+        "optimizer moments": num_params * _FP32_BYTES * NUM_MOMENTS[optimizer],
+        "activations": activation_bytes(
+            config,
+            num_tokens=micro_batch_size * context_length,
+            context_length=context_length,
+            precision=precision,
+            recomputes=recomputes,
+        ),
+    }
+
+
+def activation_bytes(
+    config: ModelConfig,
+    *,
+    num_tokens: int,
+    context_length: int,
+    precision: Precision,
+    recomputes: bool = False,
+) -> int:
+    """Bytes kept for the backward pass of `num_tokens` tokens in sequences of `context_length`.
+
+    With `recomputes` one residual row per block, and all of the one block that is being redone.
+    """
+    block = _block_bytes_per_token(config, context_length, precision)
+    final_norm = _norm_bytes(config, config.d_model, precision) if config.has_final_norm else 0
+    residual = config.d_model * ELEMENT_BYTES[precision]
+    layers = config.num_layers
+    blocks = layers * residual + block if recomputes else layers * block
+    return num_tokens * (blocks + final_norm)
+
+
+def _block_bytes_per_token(config: ModelConfig, context_length: int, precision: Precision) -> int:
+    num_sublayers = 1 if config.block == "parallel" else 2
+    norms = _norm_bytes(config, config.d_model, precision)
+    if config.norm_position == "double":
+        # The second norm's output is added to the residual stream, which keeps nothing.
+        norms += norms - config.d_model * ELEMENT_BYTES[precision]
+    attention = _attention_bytes(config, context_length, precision)
+    return num_sublayers * norms + attention + _mlp_bytes(config, precision)
+
+
+def _norm_bytes(config: ModelConfig, dim: int, precision: Precision) -> int:
+    """LayerNorm keeps its input; RMSNorm its fp32 input and the normalised input. Both outputs are
+    the input of the next product, which keeps it."""
+    element_bytes = ELEMENT_BYTES[precision]
+    if config.norm.kind == "layernorm":
+        return dim * 2 * element_bytes
+    return dim * (_FP32_BYTES + 2 * element_bytes)
+
+
+def _attention_bytes(config: ModelConfig, context_length: int, precision: Precision) -> int:
+    """Queries, keys, values and output; the attention weights where a kernel holds them."""
+    attention, element_bytes = config.attention, ELEMENT_BYTES[precision]
+    weights_per_query = attention.num_heads * context_length
+    if attention.logit_softcap:
+        # Keys and values are repeated per head; scores are kept after tanh and after softmax.
+        size = 4 * attention.d_query * element_bytes + 2 * weights_per_query * _FP32_BYTES
+        size += weights_per_query * element_bytes if precision == "bf16" else 0
+    elif precision == "bf16" and context_length <= MAX_WRITTEN_OUT_KEYS:
+        size = (2 * attention.d_query + 2 * attention.d_kv + weights_per_query) * element_bytes
+    else:  # fused kernel: its output is kept as it is and as the heads joined
+        size = (3 * attention.d_query + 2 * attention.d_kv) * element_bytes
+        size += attention.num_heads * _FP32_BYTES
+    if attention.qk_norm:
+        num_heads = attention.num_heads + attention.num_kv_heads
+        size += num_heads * _norm_bytes(config, attention.head_dim, precision)
+        # The norms' outputs are rotated, which keeps the angles only, or used as they are.
+        size -= (attention.d_query + attention.d_kv) * element_bytes
+    return size
+
+
+def _mlp_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Gated: both inputs of the product, what the activation read, and the product. Plain: two."""
+    return config.mlp.d_ff * (4 if config.mlp.is_gated else 2) * ELEMENT_BYTES[precision]

@@ -1,0 +1,101 @@
+"""Planned bytes follow the published per-parameter figures and what autograd really keeps."""
+
+import pytest
+import torch
+
+from lmworks.models.config import ModelConfig
+from lmworks.models.decoder import Decoder
+from lmworks.ops.attention.materialized import MAX_KEYS
+from lmworks.plan.memory import MAX_WRITTEN_OUT_KEYS, activation_bytes, training_bytes
+
+VALUES = {
+    "vocab_size": 50,
+    "max_seq_len": 64,
+    "d_model": 64,
+    "num_layers": 3,
+    "attention": {"num_heads": 4, "num_kv_heads": 2},
+}
+LAYER_NORM = {"norm": {"kind": "layernorm"}}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adamw_takes_16_bytes_per_parameter(precision):
+    config = ModelConfig.preset("gpt2-small")
+    parts = training_bytes(
+        config, precision=precision, optimizer="adamw", micro_batch_size=1, context_length=8
+    )
+    del parts["activations"]
+    assert sum(parts.values()) == 16 * 124_439_808
+
+
+def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length: int) -> int:
+    """Bytes of the distinct storages that autograd keeps, without weights and constant tables."""
+    model = Decoder(config).to(dtype).train()
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model.hidden(torch.zeros(batch_size, length, dtype=torch.long))
+        kept_by_head = out.untyped_storage()
+        kept[kept_by_head.data_ptr()] = kept_by_head
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mlp": {"activation": "gelu"}},
+        {"block": "parallel"},
+        {"norm_position": "double"},
+        {"position": {"kind": "learned"}},
+        {"attention": {"num_heads": 4, "qk_norm": True}},
+        {"attention": {"num_heads": 4, "qk_norm": True}, "position": {"kind": "none"}},
+        {"attention": {"num_heads": 4, "logit_softcap": 5.0}},
+        LAYER_NORM,
+        LAYER_NORM | {"norm_position": "post", "use_bias": True, "mlp": {"activation": "relu2"}},
+    ],
+    ids=str,
+)
+def test_planned_activations_are_what_autograd_keeps(changes, precision):
+    config = ModelConfig.model_validate(VALUES | changes)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    planned = activation_bytes(config, num_tokens=4 * 48, context_length=48, precision=precision)
+    assert planned == pytest.approx(saved_bytes(config, dtype, 4, 48), rel=0.05)
+
+
+def test_recomputation_keeps_one_row_per_block_and_one_block():
+    config = ModelConfig.preset("gpt2-small")
+    sizes = {
+        recomputes: activation_bytes(
+            config, num_tokens=1, context_length=8, precision="bf16", recomputes=recomputes
+        )
+        for recomputes in (False, True)
+    }
+    final_norm = 2 * 768 * 2
+    block = (sizes[False] - final_norm) // 12
+    assert sizes[True] == 12 * 768 * 2 + block + final_norm
+
+
+def test_accumulated_gradients_are_fp32():
+    config = ModelConfig.preset("tiny")
+    parts = training_bytes(
+        config,
+        precision="bf16",
+        optimizer="sgd",
+        micro_batch_size=1,
+        context_length=8,
+        accumulates=True,
+    )
+    assert parts["gradients"] == parts["optimizer moments"] == 4 * config.num_params()
+
+
+def test_planned_limit_of_written_out_attention_is_the_kernels():
+    assert MAX_WRITTEN_OUT_KEYS == MAX_KEYS
