@@ -198,7 +198,7 @@ def _text_documents(path: Path, lines: Iterator[bytes]) -> Iterator[Document]:
 
 
 def _text_document(path: Path, lines: list[bytes], first_line: int, offset: int) -> Document:
-    text = _decode(b"".join(lines), str(path), offset)
+    text = _decode(b"".join(lines), path, first_line, offset)
     return Document(text.strip("\r\n"), f"{path}:{first_line}")
 
 
@@ -206,7 +206,7 @@ def _json_documents(path: Path, lines: Iterator[bytes], field: str) -> Iterator[
     offset = 0
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
-        text = _decode(line, where, offset)
+        text = _decode(line, path, number, offset)
         offset += len(line)
         if not text.isspace():
             yield Document(_field_of(text, field, where), where)
@@ -246,15 +246,17 @@ def _refuse_lone_surrogate(text: str, line: str, where: str) -> None:
         ) from None
 
 
-def _decode(data: bytes, where: str, offset: int) -> str:
+def _decode(data: bytes, path: Path, first_line: int, offset: int) -> str:
+    """Text of `data`, which stands at line `first_line` and byte `offset` of the file."""
     try:
         text = data.decode("utf-8")
         return text.removeprefix("\ufeff") if offset == 0 else text
     except UnicodeDecodeError as err:
         at = offset + err.start
+        line = first_line + data.count(b"\n", 0, err.start)
         utf16 = at == 0 and data[:2] in _UTF16_BOMS
         source = "UTF-16" if utf16 else "THE-ENCODING"
         raise DataError(
-            f"{where}: not UTF-8: byte {at} is 0x{data[err.start]:02x} ({err.reason});"
+            f"{path}:{line}: not UTF-8: byte {at} is 0x{data[err.start]:02x} ({err.reason});"
             f" convert it, e.g. iconv -f {source} -t UTF-8 IN > OUT"
         ) from None

@@ -1,0 +1,24 @@
+"""A byte tokenizer in five lines, so that these tests stand on nothing but the data package.
+
+It lives in a module of its own because worker processes import it by name to unpickle it.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FakeTokenizer:
+    """Ids are bytes; 256 ends a text. The arguments make it wrong in ways that users meet."""
+
+    kind = "byte"
+
+    def __init__(self, *, vocab_size: int = 257, has_eot: bool = True, wide: bool = False) -> None:
+        self.vocab_size = 70_000 if wide else vocab_size
+        self.eot_id = 256 if has_eot else None
+        self.fingerprint = hashlib.sha256(f"fake {self.vocab_size}".encode()).hexdigest()
+
+    def encode_to_numpy(self, text: str, **_: Any) -> NDArray[np.uint32]:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint32)
