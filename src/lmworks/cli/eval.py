@@ -35,7 +35,9 @@ def main(argv: list[str]) -> int:
     run = open_run(args.run)
     context_length = args.context or run.model.config.max_seq_len
     stride = args.stride or context_length
-    what = str(args.text or f"{args.split} split")
+    # Not the option's default: argparse lets a default value pass beside --text.
+    split = args.split or "val"
+    what = str(args.text or f"{split} split")
     with _progress_bar(what) as progress:
         report = _evaluate(
             run,
@@ -89,7 +91,7 @@ def _evaluate(
 
     if text is not None:
         return evaluate_text(run.model, run.tokenizer, text, **windows)
-    shards = _open_split(run, args.split)
+    shards = _open_split(run, args.split or "val")
     return evaluate_shards(run.model, shards, separate_documents=args.separate_documents, **windows)
 
 
@@ -135,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", help="run folder, checkpoint folder or model folder")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--split", choices=("val", "train"), default="val", help="the run's own data (default: val)"
+        "--split", choices=("val", "train"), help="the run's own data (default: val)"
     )
     source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file instead")
     add(
