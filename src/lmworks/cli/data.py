@@ -189,16 +189,19 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_report(report: "PackReport", tokenizer_file: Path) -> None:
-    text_mb = report.text_bytes / 1e6
+    from rich.filesize import decimal
+
+    speed_mb = report.text_bytes / 1e6 / report.elapsed_s
     print(
-        f"packed {report.num_documents:,} documents, {text_mb:,.1f} MB of text, into"
+        f"packed {report.num_documents:,} documents, {decimal(report.text_bytes)} of text, into"
         f" {report.num_tokens:,} tokens: {report.bytes_per_token:.2f} bytes/token,"
-        f" {text_mb / report.elapsed_s:.1f} MB/s, {report.elapsed_s:.1f} s"
+        f" {speed_mb:.3g} MB/s, {report.elapsed_s:.1f} s"
     )
     for folder, manifest in report.manifests.items():
         share = manifest.text_bytes / max(1, report.text_bytes)
         print(f"  {folder}  {_summary(manifest)}  ({share:.1%} of the text)")
-    out = next(iter(report.manifests))
+    first = next(iter(report.manifests))
+    out = first if len(report.manifests) == 1 else first.parent
     print(f"next: lmworks data inspect {out} --tokenizer {tokenizer_file}")
 
 

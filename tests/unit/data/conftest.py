@@ -1,4 +1,4 @@
-"""Fixtures: a tokenizer that worker processes can import, and ready-made shards."""
+"""Fixtures: tokenizers, right and wrong ones, and ready-made shards."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lmworks.data.shard import ShardSet, ShardWriter, open_shards
+from lmworks.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -19,9 +20,9 @@ def make_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def tokenizer(make_tokenizer: Any) -> Any:
-    """A byte tokenizer with end-of-text id 256."""
-    return make_tokenizer()
+def tokenizer() -> ByteTokenizer:
+    """The byte tokenizer, end-of-text id 256."""
+    return ByteTokenizer()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A byte tokenizer in five lines, so that these tests stand on nothing but the data package.
+"""A byte tokenizer that can be wrong: no end-of-text token, ids outside its vocabulary, slow.
 
 It lives in a module of its own because worker processes import it by name to unpickle it.
 """
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class FakeTokenizer:
-    """Ids are bytes; 256 ends a text. The arguments make it wrong in ways that users meet."""
+    """Ids are bytes; 256 ends a text. The arguments choose what is wrong with it."""
 
     kind = "byte"
 

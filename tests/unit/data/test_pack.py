@@ -309,13 +309,14 @@ def test_a_killed_pack_leaves_no_output_and_the_next_one_cleans_up(
     assert process.stdout is not None
     with process.stdout, contextlib.ExitStack() as stack:
         assert process.stdout.readline() == b"encoding\n"
+        stack.callback(process.kill)
         process.send_signal(killer)
         if killer == signal.SIGINT:
             # A worker finishes its batch before Ctrl-C ends the pool: let it pass the gate.
             stack.callback(os.close, os.open(gate, os.O_RDWR))
         # The pipe ends only when the workers are gone too, those of a killed parent as well.
-        process.stdout.read()
-    assert process.wait() == -killer
+        process.communicate(timeout=60)
+    assert process.returncode == -killer
     left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".o.part-")]
     assert not (tmp_path / "o").exists()
     assert len(left) == (1 if killer == signal.SIGKILL else 0)
