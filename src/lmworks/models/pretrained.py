@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -22,13 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lmworks import tokenizer
 from lmworks.base.errors import CheckpointError
 from lmworks.base.storage import atomic_file, write_json
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
-
-if TYPE_CHECKING:
-    from lmworks.tokenizer import Tokenizer
+from lmworks.tokenizer import Tokenizer
 
 WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE = "model.safetensors", "config.json", "tokenizer.json"
 CHECKPOINTS_FOLDER, LATEST_FILE = "checkpoints", "latest"
@@ -40,7 +39,7 @@ class Run(NamedTuple):
     """A trained model with the tokenizer that it was trained with."""
 
     model: Decoder
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
     path: Path
     """Folder that the weights came from."""
 
@@ -79,8 +78,6 @@ def load_pretrained(path: str | Path) -> Decoder:
 
 def open_run(path: str | Path) -> Run:
     """Model and tokenizer of a run, of one of its checkpoints, or of a folder that holds both."""
-    from lmworks import tokenizer
-
     folder = checkpoint_folder(path)
     homes = [folder, folder.parent.parent] if folder.parent.name == CHECKPOINTS_FOLDER else [folder]
     files = [home / TOKENIZER_FILE for home in homes]

@@ -18,6 +18,7 @@ from lmworks.models.pretrained import (
     open_run,
     save_pretrained,
 )
+from lmworks.tokenizer import ByteTokenizer
 
 CONFIG = {
     "vocab_size": 37,
@@ -154,6 +155,22 @@ def test_path_that_is_no_folder_is_refused(tmp_path, name):
 
 def test_run_without_tokenizer_is_refused(folder):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
+        open_run(folder)
+
+
+@pytest.mark.parametrize("of", ["run", "run/checkpoints/step-1"])
+def test_run_and_its_checkpoints_open_with_the_runs_tokenizer(tmp_path, of):
+    save_pretrained(tmp_path / "run/checkpoints/step-1", make_model(vocab_size=300))
+    ByteTokenizer().save(tmp_path / "run/tokenizer.json")
+    run = open_run(tmp_path / of)
+    assert run.tokenizer.decode(run.tokenizer.encode("hello")) == "hello"
+    assert run.model.config.vocab_size == 300
+    assert run.path == tmp_path / "run/checkpoints/step-1"
+
+
+def test_tokenizer_with_more_tokens_than_the_model_knows_is_refused(folder):
+    ByteTokenizer().save(folder / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokens, but the model .* vocab_size=37"):
         open_run(folder)
 
 

@@ -1,0 +1,324 @@
+"""`lmworks params RECIPE|PRESET`: parameters, FLOPs, memory and expected time, before training."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmworks.base.config import load
+from lmworks.base.errors import ConfigError
+from lmworks.cli.parser import make_parser
+from lmworks.models.config import ModelConfig
+from lmworks.models.presets import PRESET_NAMES
+from lmworks.plan.hardware import Hardware, Precision
+from lmworks.plan.memory import OptimizerKind, training_bytes
+from lmworks.plan.time import TOKENS_PER_PARAM, readable_time, training_time_s
+
+DEFAULT_MFU = 0.5
+PROBE_BUDGET_S = 0.1
+"""Time for measuring each number format; torch's import takes far longer."""
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained: a model and the sizes of its training."""
+
+    name: str
+    model: ModelConfig
+    num_tokens: int
+    tokens_origin: str
+    """Where `num_tokens` comes from, for the reader."""
+    context_length: int
+    batch_size: int
+    micro_batch_size: int
+    optimizer: OptimizerKind
+    recomputes: bool
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables, or JSON."""
+    args = _parser().parse_args(argv)
+    job = _job(args.what, args.overrides, args)
+    hardware = _hardware(args)
+    if args.json:
+        print(json.dumps(_figures(job, hardware, args.mfu), indent=2))
+    else:
+        _print_tables(job, hardware, args.mfu)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "params",
+        "Parameters, FLOPs per token, memory and expected training time of a recipe or preset. "
+        "Trains nothing; measures this machine's matrix-multiply speed for a moment.",
+        "lmworks params gpt2-small num_layers=6 --batch-size 4",
+    )
+    add = parser.add_argument
+    add("what", metavar="RECIPE|PRESET", help=f"recipe file, run or one of: {_names()}")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="change a value: model.num_layers=8 for a recipe, num_layers=8 for a preset",
+    )
+    add("--tokens", type=_count, help="tokens to train on (default: the recipe's, or 20/parameter)")
+    add("--context", type=_count, help="tokens per sequence (default: the recipe's or model's)")
+    add("--batch-size", type=_count, help="sequences held at once (default: the recipe's, or 8)")
+    add("--mfu", type=_share, default=DEFAULT_MFU, help="share of the peak reached (default 0.5)")
+    add("--peak-gflops", type=float, help="matrix-multiply speed, instead of measuring it")
+    add("--json", action="store_true", help="print the figures as JSON")
+    return parser
+
+
+def _job(what: str, overrides: Sequence[str], args: argparse.Namespace) -> Job:
+    if what in PRESET_NAMES:
+        return _preset_job(what, overrides, args)
+    path = Path(what)
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{what!r} is neither a file nor a preset; presets: {_names()}")
+    return _recipe_job(path / "recipe.yaml" if path.is_dir() else path, overrides, args)
+
+
+def _preset_job(name: str, overrides: Sequence[str], args: argparse.Namespace) -> Job:
+    model = load(ModelConfig, None, [f"preset={name}", *overrides]).config
+    batch_size = args.batch_size or 8
+    return Job(
+        name=name,
+        model=model,
+        num_tokens=args.tokens or TOKENS_PER_PARAM * model.num_params(),
+        tokens_origin="--tokens" if args.tokens else f"{TOKENS_PER_PARAM} per parameter",
+        context_length=_checked_context(args.context or model.max_seq_len, model),
+        batch_size=batch_size,
+        micro_batch_size=batch_size,
+        optimizer="adamw",
+        recomputes=False,
+    )
+
+
+def _recipe_job(file: Path, overrides: Sequence[str], args: argparse.Namespace) -> Job:
+    from lmworks.train.recipe import load_recipe
+
+    recipe = load_recipe(file, overrides).config
+    train = recipe.train
+    return Job(
+        name=recipe.name,
+        model=recipe.model,
+        num_tokens=args.tokens or train.total_steps * train.tokens_per_step,
+        tokens_origin="--tokens" if args.tokens else f"{train.total_steps:,} steps",
+        context_length=_checked_context(args.context or train.context_length, recipe.model),
+        batch_size=args.batch_size or train.batch_size,
+        micro_batch_size=args.batch_size or train.micro_batch_size,
+        optimizer=recipe.optim.kind,
+        recomputes=train.activation_checkpointing == "full",
+    )
+
+
+def _hardware(args: argparse.Namespace) -> Hardware:
+    from lmworks.base.machine import read_machine
+
+    machine = read_machine()
+    if args.peak_gflops is not None:
+        if args.peak_gflops <= 0:
+            raise ConfigError(f"--peak-gflops {args.peak_gflops}: must be above 0")
+        peaks = dict.fromkeys(PRECISIONS, args.peak_gflops * 1e9)
+    else:
+        peaks = _measured_peaks()
+    return Hardware(machine.cpu_model, machine.num_cores, machine.memory_bytes, peaks)
+
+
+def _measured_peaks() -> dict[Precision, float]:
+    import torch
+
+    from lmworks.train.accelerate import gemm_flops_per_s
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return {p: gemm_flops_per_s(dtypes[p], budget_s=PROBE_BUDGET_S) for p in PRECISIONS}
+
+
+def _memory(job: Job, precision: Precision) -> dict[str, int]:
+    return training_bytes(
+        job.model,
+        precision=precision,
+        optimizer=job.optimizer,
+        micro_batch_size=job.micro_batch_size,
+        context_length=job.context_length,
+        accumulates=job.micro_batch_size < job.batch_size,
+        recomputes=job.recomputes,
+    )
+
+
+def _time_s(job: Job, hardware: Hardware, precision: Precision, mfu: float) -> float:
+    return training_time_s(
+        num_tokens=job.num_tokens,
+        flops_per_token=job.model.flops_per_token(job.context_length, training=True),
+        peak_flops_per_s=hardware.peak_flops_per_s[precision],
+        mfu=mfu,
+    )
+
+
+def _figures(job: Job, hardware: Hardware, mfu: float) -> dict[str, object]:
+    model, context = job.model, job.context_length
+    return {
+        "name": job.name,
+        "num_params": model.num_params(),
+        "params": model.param_counts(),
+        "context_length": context,
+        "flops_per_token_forward": model.flops_per_token(context, training=False),
+        "flops_per_token_training": model.flops_per_token(context, training=True),
+        "flops_per_token_training_causal": model.flops_per_token(
+            context, training=True, causal=True
+        ),
+        "kv_cache_bytes_per_token_bf16": model.kv_cache_bytes_per_token(2),
+        "micro_batch_size": job.micro_batch_size,
+        "training_bytes": {p: _memory(job, p) for p in PRECISIONS},
+        "num_tokens": job.num_tokens,
+        "peak_flops_per_s": hardware.peak_flops_per_s,
+        "mfu": mfu,
+        "training_time_s": {p: _time_s(job, hardware, p, mfu) for p in PRECISIONS},
+    }
+
+
+def _print_tables(job: Job, hardware: Hardware, mfu: float) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for title, rows in [
+        (f"{job.name}: parameters", _param_rows(job.model)),
+        (f"FLOPs per token, context {job.context_length:,}", _flops_rows(job)),
+        (f"memory, {job.micro_batch_size} x {job.context_length:,} tokens", _memory_rows(job)),
+        ("time on this machine", _time_rows(job, hardware, mfu)),
+    ]:
+        console.print(_table(title, rows))
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> object:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _param_rows(model: ModelConfig) -> list[tuple[str, str, str]]:
+    attention, mlp, d = model.attention, model.mlp, model.d_model
+    heads = f"({attention.d_query:,} + {attention.d_kv:,})"
+    biases = " + biases" if model.use_bias else ""
+    formulas = {
+        "embedding": f"vocab_size x d_model = {model.vocab_size:,} x {d:,}",
+        "position": "max_seq_len x d_model" if model.position.kind == "learned" else "no weights",
+        "attention": f"{model.num_layers} layers x 2 x {d:,} x {heads}{biases}",
+        "mlp": f"{model.num_layers} layers x {mlp.num_matrices} x {d:,} x {mlp.d_ff:,}{biases}",
+        "norms": f"{model.norm.kind}, {model.norm_position}",
+        "head": "is the embedding" if model.tie_embeddings else "vocab_size x d_model",
+    }
+    rows = [(part, f"{n:,}", formulas[part]) for part, n in model.param_counts().items()]
+    total = model.num_params()
+    return [*rows, ("total", f"{total:,}", _readable_count(total))]
+
+
+def _flops_rows(job: Job) -> list[tuple[str, str, str]]:
+    model, context = job.model, job.context_length
+    formulas = {
+        "attention projections": "2 per weight",
+        "attention scores and values": "4 x layers x context x d_query",
+        "mlp": "2 per weight",
+        "head": "2 vocab_size d_model",
+    }
+    parts = model.flops_parts(context)
+    rows = [(part, _readable_flops(n), formulas[part]) for part, n in parts.items()]
+    training = model.flops_per_token(context, training=True)
+    causal = model.flops_per_token(context, training=True, causal=True)
+    return [
+        *rows,
+        ("forward", _readable_flops(sum(parts.values())), "sum; a multiply-add is 2"),
+        ("training", _readable_flops(training), "3 x forward: the MFU's FLOPs"),
+        ("training, causal", _readable_flops(causal), "keys that a query may see"),
+    ]
+
+
+def _memory_rows(job: Job) -> list[tuple[str, str, str]]:
+    notes = {
+        "weights": "4 or 2 bytes per parameter",
+        "gradients": "as weights; 4 if accumulated",
+        "master weights": "4 bytes per parameter",
+        "optimizer moments": f"{job.optimizer}, fp32",
+        "activations": "one block at a time" if job.recomputes else "for backward, uncompiled",
+    }
+    fp32, bf16 = _memory(job, "fp32"), _memory(job, "bf16")
+    rows = [("", "     fp32 /      bf16", "")]
+    rows += [(part, _pair(fp32[part], bf16[part]), notes[part]) for part in fp32]
+    cache = job.model.kv_cache_bytes_per_token(4), job.model.kv_cache_bytes_per_token(2)
+    full = job.model.max_seq_len
+    return [
+        *rows,
+        ("training", _pair(sum(fp32.values()), sum(bf16.values())), "sum"),
+        ("KV cache per token", _pair(*cache), "2 x layers x d_kv elements"),
+        ("KV cache, full", _pair(cache[0] * full, cache[1] * full), f"{full:,} tokens"),
+    ]
+
+
+def _time_rows(job: Job, hardware: Hardware, mfu: float) -> list[tuple[str, str, str]]:
+    rows = [
+        ("tokens", f"{job.num_tokens:,}", job.tokens_origin),
+        ("machine", f"{hardware.num_cores} cores", hardware.name),
+    ]
+    for precision in PRECISIONS:
+        peak = hardware.peak_flops_per_s[precision]
+        formula = f"tokens x FLOPs / ({peak / 1e9:,.0f} GFLOP/s x {mfu:.0%} MFU)"
+        seconds = _time_s(job, hardware, precision, mfu)
+        rows.append((f"training, {precision}", readable_time(seconds), formula))
+    return rows
+
+
+def _pair(fp32: int, bf16: int) -> str:
+    return f"{_readable_bytes(fp32):>9} / {_readable_bytes(bf16):>9}"
+
+
+def _readable_bytes(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:,.1f} GiB"
+
+
+def _readable_count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"
+
+
+def _readable_flops(flops: int) -> str:
+    return f"{flops / 1e9:,.2f} G" if flops >= 1e9 else f"{flops / 1e6:,.2f} M"
+
+
+def _checked_context(context_length: int, model: ModelConfig) -> int:
+    if context_length > model.max_seq_len:
+        raise ConfigError(
+            f"--context {context_length} is longer than max_seq_len={model.max_seq_len}"
+        )
+    return context_length
+
+
+def _names() -> str:
+    return ", ".join(PRESET_NAMES)
+
+
+def _count(text: str) -> int:
+    """A positive count; 5e9 is fine."""
+    number = float(text)
+    if number < 1 or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(number)
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return share
