@@ -25,8 +25,8 @@ typedef uint32_t BitsV __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HalfBitsV __attribute__((vector_size(kLanes * 2)));
 
 inline FloatV splat(float x) { return FloatV{} + x; }
+// b when either is NaN, as the max instructions do.
 inline FloatV max(FloatV a, FloatV b) { return a > b ? a : b; }
-inline FloatV min(FloatV a, FloatV b) { return a < b ? a : b; }
 inline FloatV abs(FloatV x) { return std::bit_cast<FloatV>(std::bit_cast<BitsV>(x) & 0x7fffffffu); }
 
 inline FloatV load(const float* p) {
@@ -40,12 +40,11 @@ inline FloatV load(const uint16_t* p) {
   return std::bit_cast<FloatV>(__builtin_convertvector(half, BitsV) << 16);
 }
 inline void store(float* p, FloatV x) { std::memcpy(p, &x, sizeof x); }
-// Rounds to nearest, ties to even; a NaN stays a NaN.
+// Rounds to nearest, ties to even. The value must not be NaN.
 inline void store(uint16_t* p, FloatV x) {
   const BitsV bits = std::bit_cast<BitsV>(x);
   const BitsV rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const BitsV safe = x == x ? rounded : BitsV{} + 0x7fc00000u;
-  const HalfBitsV half = __builtin_convertvector(safe >> 16, HalfBitsV);
+  const HalfBitsV half = __builtin_convertvector(rounded >> 16, HalfBitsV);
   std::memcpy(p, &half, sizeof half);
 }
 
@@ -54,6 +53,7 @@ inline float to_float(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 inline void from_float(float x, float* out) { *out = x; }
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 inline void from_float(float x, uint16_t* out) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -89,7 +89,7 @@ inline float max_lanes(FloatV x) {
 // (9.2e-8, fitted by iteratively reweighted least squares), times 2^n through the exponent bits.
 inline FloatV exp(FloatV x) {
   constexpr float kRoundMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves rint in the low bits
-  x = x < -88.0f ? splat(-88.0f) : x;
+  x = max(splat(-88.0f), x);
   const FloatV shifted = x * 1.44269504f + kRoundMagic;
   const FloatV n = shifted - kRoundMagic;
   FloatV r = x - n * 0.693359375f;

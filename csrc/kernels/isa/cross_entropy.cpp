@@ -77,6 +77,11 @@ double exp_sum(const T* y, float* terms, int64_t size, float top) {
 }
 
 template <typename T>
+void fill_nan(T* out, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) from_float(std::nanf(""), out + i);
+}
+
+template <typename T>
 void scale_into(const float* terms, T* out, int64_t size, float factor) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) store(out + i, load(terms + i) * factor);
@@ -133,6 +138,7 @@ void one_row(const CrossEntropyArgs& args, int64_t row, Scratch& scratch) {
   if (!args.want_grad) return;
 
   const double factor = (1.0 + 2.0 * args.z_loss_weight * lse) / sum;
+  if (std::isnan(factor)) return fill_nan(x, size);
   // p - 1 as -(sum of the others) would need another pass; double keeps it exact enough.
   double at_target_grad = static_cast<double>(terms[target]) * factor - 1.0;
   if (is_capped) {

@@ -8,21 +8,28 @@
 namespace lmworks::LMWORKS_ISA {
 namespace {
 
-// As many doubles as there are float lanes: two registers.
-typedef double DoubleV __attribute__((vector_size(kLanes * 8)));
+// One register of doubles, and the float lanes that fill it.
+typedef double DoubleV __attribute__((vector_size(kLanes * 4)));
+typedef float HalfV __attribute__((vector_size(kLanes * 2)));
 
 template <typename T>
 double sum_range(const T* x, int64_t count) {
-  DoubleV sums[2] = {};
+  DoubleV sums[4] = {};
   int64_t i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
     for (int u = 0; u < 2; ++u) {
-      const DoubleV wide = __builtin_convertvector(load(x + i + u * kLanes), DoubleV);
-      sums[u] += wide * wide;
+      const FloatV values = load(x + i + u * kLanes);
+      HalfV halves[2];
+      std::memcpy(halves, &values, sizeof values);
+      for (int h = 0; h < 2; ++h) {
+        const DoubleV wide = __builtin_convertvector(halves[h], DoubleV);
+        sums[2 * u + h] += wide * wide;
+      }
     }
   }
+  const DoubleV all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   double total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += sums[0][lane] + sums[1][lane];
+  for (int lane = 0; lane < kLanes / 2; ++lane) total += all[lane];
   for (; i < count; ++i) {
     const double wide = static_cast<double>(to_float(x[i]));
     total += wide * wide;

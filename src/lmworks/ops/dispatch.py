@@ -100,15 +100,15 @@ def _checked(backend: str) -> str:
     return backend
 
 
-class _Forced:
-    """The forced backend of this process; None means each operator chooses."""
+class Forced:
+    """The forced backend, at first that of LMWORKS_KERNELS; None: each operator chooses."""
 
     def __init__(self) -> None:
         wanted = os.environ.get("LMWORKS_KERNELS", "")
         self.backend: str | None = _checked(wanted) if wanted else None
 
 
-_forced = _Forced()
+_forced = Forced()
 
 
 @contextmanager

@@ -31,16 +31,17 @@ def adamw_step_(
     native.load()
     tensors = list(zip(params, grads, exp_avgs, exp_avg_sqs, masters, strict=True))
     flat = [t for t in tensors if all(x.is_contiguous() for x in (t[0], t[2], t[3], t[4]))]
-    strided = [t for t in tensors if not any(t is f for f in flat)]
+    strided = [t for t in tensors if not all(x.is_contiguous() for x in (t[0], t[2], t[3], t[4]))]
     scalars = (lr, beta1, beta2, eps, weight_decay, step, grad_scale)
-    torch.ops.lmworks.adamw_step_(
-        [t[0] for t in flat],
-        [t[1].contiguous() for t in flat],
-        [t[2] for t in flat],
-        [t[3] for t in flat],
-        [t[4] for t in flat],
-        *scalars,
-    )
+    if flat:
+        torch.ops.lmworks.adamw_step_(
+            [t[0] for t in flat],
+            [t[1].contiguous() for t in flat],
+            [t[2] for t in flat],
+            [t[3] for t in flat],
+            [t[4] for t in flat],
+            *scalars,
+        )
     for param, grad, exp_avg, exp_avg_sq, master in strided:
         reference.adamw_step_(
             [param],

@@ -30,6 +30,11 @@ def check_arguments(
             f"hidden {tuple(hidden_NC.shape)} and weight {tuple(weight_VC.shape)} must be "
             "(tokens, d_model) and (vocab_size, d_model)"
         )
+    # Autocast brings them to one dtype later.
+    if hidden_NC.dtype != weight_VC.dtype and not torch.is_autocast_enabled(hidden_NC.device.type):
+        raise ValueError(
+            f"hidden is {hidden_NC.dtype} and weight {weight_VC.dtype}; they must have one dtype"
+        )
     if targets_N.shape != hidden_NC.shape[:1]:
         raise ValueError(
             f"targets {tuple(targets_N.shape)} must be one per token: ({hidden_NC.shape[0]},)"
