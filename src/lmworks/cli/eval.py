@@ -35,9 +35,9 @@ def main(argv: list[str]) -> int:
     run = open_run(args.run)
     context_length = args.context or run.model.config.max_seq_len
     stride = args.stride or context_length
-    # Not the option's default: argparse lets a default value pass beside --text.
-    split = args.split or "val"
-    what = str(args.text or f"{split} split")
+    # Not the option's default: argparse would let `--split val` pass beside --text.
+    args.split = args.split or "val"
+    what = str(args.text or f"{args.split} split")
     with _progress_bar(what) as progress:
         report = _evaluate(
             run,
@@ -91,7 +91,7 @@ def _evaluate(
 
     if text is not None:
         return evaluate_text(run.model, run.tokenizer, text, **windows)
-    shards = _open_split(run, args.split or "val")
+    shards = _open_split(run, args.split)
     return evaluate_shards(run.model, shards, separate_documents=args.separate_documents, **windows)
 
 
