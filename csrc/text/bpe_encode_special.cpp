@@ -4,6 +4,15 @@
 #include "lmworks/bpe_encode.h"
 
 namespace lmworks {
+namespace {
+
+bool ends_in_space(const uint8_t* begin, const uint8_t* end) {
+  const uint8_t* p = end - 1;
+  while (p > begin && (*p & 0xC0) == 0x80) --p;
+  return classify(p, end).cls & kAnySpace;
+}
+
+}  // namespace
 
 SpecialMatcher::SpecialMatcher(std::span<const std::string_view> tokens)
     : nodes_(1), num_tokens_(tokens.size()) {
@@ -84,6 +93,9 @@ bool SpecialMatcher::Query::find(const uint8_t* text, size_t size, size_t from, 
 // run, and that rest is at most one more piece: after a cased word of o200k an upper-case rest,
 // after the line ends of cl100k the blanks behind them, after a word or an apostrophe the letters of
 // an unfinished contraction. So all pieces but the last two are final.
+//
+// The prefix is encoded on its own, so its last piece must also be what it is without the text after
+// it. Only white space looks at what follows (\s+(?!\S), \s++$): never cut behind white space.
 size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pattern,
                   const uint8_t* text, size_t size) {
   size_t begin = 0, end = size;  // of the text after the last complete special token
@@ -96,13 +108,15 @@ size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pat
     begin = match.end;
   }
   if (!pattern) return end;
-  size_t last = begin, before_last = begin, at = begin;
-  for_each_piece(*pattern, text + begin, end - begin, [&](const uint8_t*, size_t length) {
-    before_last = last;
-    last = at;
-    at += length;
+  // The last three borders, and the last good one before each of them.
+  size_t good[3] = {begin, begin, begin};
+  for_each_piece(*pattern, text + begin, end - begin, [&](const uint8_t* piece, size_t length) {
+    good[0] = good[1];
+    good[1] = good[2];
+    const uint8_t* const border = piece + length;
+    if (!ends_in_space(piece, border)) good[2] = static_cast<size_t>(border - text);
   });
-  return before_last;
+  return good[0];
 }
 
 }  // namespace lmworks

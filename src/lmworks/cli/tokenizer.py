@@ -78,7 +78,7 @@ def _train(argv: list[str]) -> int:
     from lmworks.tokenizer.compare import read_text, train_kind
 
     start_s = time.monotonic()
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
     if args.kind == "bpe":
         with _progress_bar() as progress:
             tokenizer = train_bpe(
@@ -274,7 +274,11 @@ def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Into a file or a pipe a transient bar would still write an empty line.
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         tasks = {
             "count": bar.add_task("counting", total=None),
             "merge": bar.add_task("merging", total=None),

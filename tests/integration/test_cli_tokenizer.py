@@ -1,0 +1,126 @@
+"""`lmworks tokenizer ...` as a user types it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from lmworks.cli.main import main
+
+TEXT = "The quick brown fox jumps over the lazy dog. The end.\n" * 40
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "corpus.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def tokenizer(corpus: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "tokenizer.json"
+    assert main(["tokenizer", "train", str(corpus), "--vocab-size", "280", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte", "word"])
+def test_train_writes_each_kind(
+    kind: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.json"
+    argv = ["train", str(corpus), "--vocab-size", "280", "--kind", kind, "--out", str(out)]
+    assert main(["tokenizer", *argv]) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["kind"] == kind
+    assert f"trained a {kind} tokenizer" in capsys.readouterr().out
+
+
+def test_encoded_ids_decode_to_the_text(
+    tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capsys.readouterr()
+    assert main(["tokenizer", "encode", str(tokenizer), "The lazy fox"]) == 0
+    ids = capsys.readouterr().out
+    assert main(["tokenizer", "decode", str(tokenizer), *ids.split()]) == 0
+    assert capsys.readouterr().out == "The lazy fox\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(ids))
+    assert main(["tokenizer", "decode", str(tokenizer)]) == 0
+    assert capsys.readouterr().out == "The lazy fox\n"
+
+
+def test_encode_shows_pieces(tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["tokenizer", "encode", str(tokenizer), "The é", "--show"]) == 0
+    assert "bytes/token" in capsys.readouterr().out
+
+
+def test_special_tokens_count_only_when_asked(
+    tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    main(["tokenizer", "encode", str(tokenizer), "<|endoftext|>", "--special"])
+    assert capsys.readouterr().out == "279\n"
+    main(["tokenizer", "encode", str(tokenizer), "<|endoftext|>"])
+    assert len(capsys.readouterr().out.split()) > 1
+
+
+def test_compare_prints_the_four_kinds(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tokenizer", "compare", str(corpus), "--vocab-size", "280"]) == 0
+    output = capsys.readouterr().out
+    assert all(kind in output for kind in ("byte", "char", "word", "bpe"))
+
+
+def test_inspect_shows_the_facts(tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["tokenizer", "inspect", str(tokenizer)]) == 0
+    output = capsys.readouterr().out
+    assert "bpe, pattern gpt2" in output
+    assert "280 tokens" in output
+    assert "<|endoftext|> 279" in output
+
+
+@pytest.mark.parametrize("form", ["hf", "tiktoken"])
+def test_foreign_formats_are_written(form: str, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["train", str(corpus), "--vocab-size", "280", "--format", form, "--out", str(out)]
+    assert main(["tokenizer", *argv]) == 0
+    assert out.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", ["train", "encode", "decode", "compare", "inspect"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["tokenizer", command, "--help"])
+    assert stop.value.code == 0
+    assert f"example:\n  lmworks tokenizer {command} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["frobnicate"], "known: train"),
+        (["encode", "missing.json", "x"], "no such tokenizer file"),
+        (["decode", "{tokenizer}", "x"], "whole numbers"),
+        (["decode", "{tokenizer}", "99999"], "not in 0..279"),
+        (["encode", "{tokenizer}", "x", "--file", "y"], "not both"),
+        (["train", "missing.txt", "--out", "{out}"], "missing.txt"),
+        (["train", "{corpus}", "--vocab-size", "100", "--out", "{out}"], "vocab_size=100"),
+        (["train", "{corpus}", "--pattern", "gpt3", "--out", "{out}"], "did you mean 'gpt2'"),
+        (["compare", "missing.txt"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_plain_line_and_writes_nothing(
+    argv: list[str],
+    message: str,
+    tokenizer: Path,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = corpus.with_name("t.json")
+    argv = [arg.format(tokenizer=tokenizer, corpus=corpus, out=out) for arg in argv]
+    assert main(["tokenizer", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert not out.exists()
