@@ -1,0 +1,323 @@
+"""`report.html`: one self-contained file that tells what a run was and how it went.
+
+    path = write_report(RunFolder("runs/demo"))
+
+Everything comes from the run folder (metrics.jsonl, recipe, environment, tokenizer, shard
+manifests), so a report can be made of an unfinished run too. Plots are inline SVG whose ink follows
+the page, light or dark. The layout is in `report.html.j2`.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from lmworks import tokenizer as tokenizers
+from lmworks.base.config import load
+from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.storage import write_text
+from lmworks.data.shard import Manifest, read_manifest
+from lmworks.tokenizer import Tokenizer
+from lmworks.train.display import readable_duration
+from lmworks.train.memory import readable_bytes
+from lmworks.train.metrics import Record, read_metrics
+from lmworks.train.prepare import read_environment, shard_folders
+from lmworks.train.recipe import Recipe
+from lmworks.train.run_folder import RunFolder
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_MAX_POINTS = 1500
+"""More points than pixels only make the file big."""
+_SMOOTHED_SHARE = 0.02
+"""Share of the run that the smoothed curve averages over."""
+_NUM_LONGEST_TOKENS = 24
+_INK = "#010203"
+"""Stands for the page's text colour in the plots."""
+_RAW, _SMOOTH, _HELD_OUT = "#9db4d6", "#2f6fde", "#e2702d"
+
+
+@dataclass(frozen=True)
+class _Series:
+    """One line of a plot."""
+
+    label: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    color: str
+    marker: str = ""
+    width: float = 1.6
+
+
+def write_report(run: RunFolder) -> Path:
+    """Write `report.html` into the run folder and return its path.
+
+    Raises:
+        DataError: the run has no metrics yet.
+        ConfigError: matplotlib is not installed.
+    """
+    run.require_prepared()
+    records = read_metrics(run.path)
+    by_kind = {
+        kind: [record for record in records if record["kind"] == kind]
+        for kind in ("train", "eval", "sample", "event")
+    }
+    if not by_kind["train"]:
+        raise DataError(f"{run.path}: no training step is logged yet, so there is nothing to show")
+    recipe = load(Recipe, run.recipe).config
+    environment = read_environment(run)
+    tokenizer = tokenizers.load(run.tokenizer)
+    jinja = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = jinja.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    page = template.render(
+        name=run.path.resolve().name,
+        facts=_facts(recipe, by_kind),
+        plots=_plots(by_kind),
+        samples=_samples(by_kind["sample"]),
+        tokenizer_rows=_tokenizer_rows(run, recipe, tokenizer),
+        longest_tokens=_longest_tokens(tokenizer),
+        model_rows=_model_rows(recipe),
+        machine_rows=_machine_rows(environment),
+        recipe_rows=_recipe_rows(recipe, environment["sources"]),
+        events=[(record["step"], record["event"]) for record in by_kind["event"]],
+    )
+    write_text(run.report, page)
+    return run.report
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Exponential mean over about `window` values, without the usual pull towards the first one."""
+    keep = 1 - 1 / max(1, window)
+    mean, weight, out = 0.0, 0.0, []
+    for value in values:
+        mean = keep * mean + (1 - keep) * value
+        weight = keep * weight + (1 - keep)
+        out.append(mean / weight)
+    return out
+
+
+def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, str, str]]:
+    """(label, value, remark) of the headline figures."""
+    steps, evals = by_kind["train"], by_kind["eval"]
+    last = steps[-1]
+    speeds = sorted(record["tokens_per_s"] for record in steps)
+    mfus = sorted(record["mfu"] for record in steps)
+    best = min(evals, key=lambda record: record["loss"]) if evals else None
+    facts = []
+    if best is not None:
+        facts += [
+            (
+                "held-out loss",
+                f"{best['loss']:.3f}",
+                f"nats per token, best, step {best['step']:,}",
+            ),
+            ("bits per byte", f"{best['bits_per_byte']:.3f}", "of held-out text, same step"),
+        ]
+    else:
+        facts.append(("training loss", f"{last['loss']:.3f}", "nats per token, last step"))
+    total = recipe.train.total_steps
+    return [
+        *facts,
+        ("parameters", readable_count(recipe.model.num_params()), "trained weights"),
+        ("tokens", readable_count(last["tokens"]), f"{last['step']:,} of {total:,} steps"),
+        ("speed", f"{speeds[len(speeds) // 2]:,.0f}", "tokens per second, median"),
+        ("MFU", f"{mfus[len(mfus) // 2]:.0%}", "of the matrix-multiply peak, median"),
+        ("time", readable_duration(last["elapsed_s"]), "evaluation and checkpoints included"),
+    ]
+
+
+def _plots(by_kind: dict[str, list[Record]]) -> list[tuple[str, str]]:
+    """(title, SVG) of every plot."""
+    records, evals = by_kind["train"], by_kind["eval"]
+    steps = [record["step"] for record in records]
+    window = max(1, round(_SMOOTHED_SHARE * len(steps)))
+
+    def both(key: str) -> list[_Series]:
+        values = [record[key] for record in records]
+        return [
+            _Series("each step", steps, values, _RAW, width=0.8),
+            _Series("smoothed", steps, smoothed(values, window), _SMOOTH),
+        ]
+
+    held_out = _Series(
+        "held out",
+        [record["step"] for record in evals],
+        [record["loss"] for record in evals],
+        _HELD_OUT,
+        marker="o",
+    )
+    rate = _Series("", steps, [record["lr"] for record in records], _SMOOTH)
+    return [
+        ("Loss (nats per token)", _svg([*both("loss"), *([held_out] if evals else [])], tall=True)),
+        ("Learning rate", _svg([rate])),
+        ("Tokens per second", _svg(both("tokens_per_s"))),
+        ("Gradient norm", _svg(both("grad_norm"))),
+    ]
+
+
+def _svg(series: Sequence[_Series], *, tall: bool = False) -> str:
+    """A line plot over steps as an <svg> element."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "the report's plots need matplotlib: pip install 'lmworks[report]'"
+        ) from None
+    # A fixed salt gives the same file for the same run.
+    style = {"svg.fonttype": "none", "svg.hashsalt": "lmworks", "font.family": "sans-serif"}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(9.0, 3.8) if tall else (4.4, 2.5), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for line in series:
+            picked = _picked(len(line.steps))
+            axes.plot(
+                [line.steps[i] for i in picked],
+                [line.values[i] for i in picked],
+                color=line.color,
+                marker=line.marker,
+                linewidth=line.width,
+                markersize=4,
+                label=line.label,
+            )
+        _limit_outliers(axes, series)
+        _style_axes(axes)
+        if len(series) > 1:
+            legend = axes.legend(frameon=False, fontsize=9)
+            for entry in legend.get_texts():
+                entry.set_color(_INK)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+
+
+def _style_axes(axes: Any) -> None:
+    axes.set_xlabel("step", fontsize=9, color=_INK)
+    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.8)
+    axes.tick_params(colors=_INK, labelsize=9, length=0)
+    axes.margins(x=0.01)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(_INK)
+        spine.set_alpha(0.4)
+
+
+def _limit_outliers(axes: Any, series: Sequence[_Series]) -> None:
+    """Let single spikes leave the plot rather than flatten the rest of it."""
+    values = sorted(value for line in series for value in line.values)
+    if len(values) < 50:
+        return
+    low, high = values[len(values) // 200], values[-1 - len(values) // 200]
+    room = 0.06 * (high - low) or abs(high) or 1.0
+    axes.set_ylim(low - room, high + room)
+
+
+def _picked(count: int) -> list[int]:
+    """Indices of at most _MAX_POINTS points, the last one among them."""
+    stride = -(-count // _MAX_POINTS) if count else 1
+    picked = list(range(0, count, stride))
+    return picked if not count or picked[-1] == count - 1 else [*picked, count - 1]
+
+
+def _samples(records: list[Record]) -> list[tuple[int, list[tuple[str, str]]]]:
+    """(step, [(prompt, continuation)]), newest first."""
+    by_step: dict[int, list[tuple[str, str]]] = {}
+    for record in records:
+        by_step.setdefault(record["step"], []).append((record["prompt"], record["text"]))
+    return sorted(by_step.items(), reverse=True)
+
+
+def _tokenizer_rows(run: RunFolder, recipe: Recipe, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    rows = [
+        ("kind", tokenizer.kind),
+        ("vocabulary", f"{tokenizer.vocab_size:,} tokens"),
+        ("special tokens", ", ".join(tokenizer.special_tokens) or "none"),
+    ]
+    for label, folder in zip(("training", "held-out"), shard_folders(run, recipe), strict=True):
+        manifest: Manifest = read_manifest(folder)
+        rows.append(
+            (
+                f"{label} text",
+                f"{manifest.num_tokens:,} tokens, {manifest.text_bytes:,} bytes, "
+                f"{manifest.num_documents:,} documents, "
+                f"{manifest.bytes_per_token:.2f} bytes per token",
+            )
+        )
+    return rows
+
+
+def _longest_tokens(tokenizer: Tokenizer) -> list[str]:
+    """The tokens that stand for the most bytes, as text with visible spaces."""
+    special = set(tokenizer.special_tokens.values())
+    tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size) if i not in special]
+    longest = sorted(tokens, key=lambda token: (-len(token), token))[:_NUM_LONGEST_TOKENS]
+    texts = [token.decode("utf-8", errors="replace") for token in longest if len(token) > 1]
+    return [text.replace(" ", "·").replace("\n", "↵") for text in texts]
+
+
+def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    model = recipe.model
+    flops = model.flops_per_token(recipe.train.context_length, training=True)
+    total = model.num_params()
+    rows = [
+        (part, f"{count:,} ({count / total:.0%})")
+        for part, count in model.param_counts().items()
+        if count
+    ]
+    return [
+        ("parameters", f"{total:,}"),
+        *rows,
+        ("arithmetic", f"{flops / 1e6:,.1f} MFLOP per token and training step"),
+    ]
+
+
+def _machine_rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    machine, git = environment["hardware"], environment["git"]
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    changed = git and (" with uncommitted changes" if git["is_changed"] else "")
+    return [
+        ("processor", f"{machine['cpu']}, {machine['instruction_set']}"),
+        ("threads", f"{machine['threads']} of {machine['cores']} usable cores"),
+        ("memory", readable_bytes(machine["memory_bytes"])),
+        ("system", machine["os"]),
+        ("versions", versions),
+        ("git", f"{git['commit'][:12]}{changed}" if git else "not in a repository"),
+        ("started", environment["started"]),
+        ("command", " ".join(environment["command"])),
+    ]
+
+
+def _recipe_rows(recipe: Recipe, sources: dict[str, str]) -> list[tuple[str, str, str]]:
+    """(key, value, source) of every value of the resolved recipe."""
+    return list(_flat_rows(recipe.model_dump(mode="json"), sources, ""))
+
+
+def _flat_rows(
+    values: dict[str, Any], sources: dict[str, str], prefix: str
+) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            rows += _flat_rows(value, sources, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            rows.append((prefix + key, text, sources.get(prefix + key, "default")))
+    return rows
+
+
+def readable_count(count: int) -> str:
+    """Three digits and a unit: 4.26 M, 512 K, 87."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if count >= size:
+            scaled = count / size
+            digits = 2 if scaled < 10 else 1 if scaled < 100 else 0
+            return f"{scaled:.{digits}f}{unit}"
+    return str(count)
