@@ -171,7 +171,7 @@ def _svg(series: Sequence[_Series], *, tall: bool = False) -> str:
             "the report's plots need matplotlib: pip install 'lmworks[report]'"
         ) from None
     # A fixed salt gives the same file for the same run.
-    style = {"svg.fonttype": "none", "svg.hashsalt": "lmworks", "font.family": "sans-serif"}
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "lmworks", "font.family": "sans-serif"}
     with mpl.rc_context(style):
         figure = Figure(figsize=(9.0, 3.8) if tall else (4.4, 2.5), layout="constrained")
         FigureCanvasSVG(figure)
