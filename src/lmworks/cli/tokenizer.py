@@ -232,7 +232,7 @@ def _inspect(argv: list[str]) -> int:
         "kind": facts.kind + (f", pattern {facts.pattern}" if facts.pattern else ""),
         "vocabulary": f"{facts.vocab_size:,} tokens{unused}",
         "mean length": f"{facts.mean_token_bytes:.2f} bytes",
-        "characters": f"{facts.num_utf8_tokens:,} tokens are whole characters",
+        "coverage": f"{facts.num_utf8_tokens:,} tokens are whole characters, others parts",
         "specials": ", ".join(f"{name} {i}" for name, i in facts.special_tokens.items()) or "none",
         "longest": ", ".join(f"{token!r} {i}" for i, token in facts.longest_tokens),
         "merges": f"{facts.num_merges:,}"

@@ -8,7 +8,6 @@ as one character that is neither letter, number, mark nor white space (Python's 
 from typing import Final
 
 from lmworks import _text
-from lmworks.base.config import suggest
 from lmworks.base.errors import ConfigError
 from lmworks.tokenizer.base import to_bytes
 
@@ -24,6 +23,8 @@ cl100k and llama3 differ where a text ends in white space with a line end in it.
 def check_pattern(pattern: str) -> str:
     """The pattern's name, or a ConfigError that lists the known ones."""
     if pattern not in PATTERNS:
+        from lmworks.base.config import suggest
+
         raise ConfigError(f"unknown pre-tokenizer pattern {pattern!r}{suggest(pattern, PATTERNS)}")
     return pattern
 

@@ -21,6 +21,7 @@ from lmworks.base.errors import ConfigError, DataError
 SpecialSet = Literal["all"] | Collection[str]
 
 MAX_SPECIAL_BYTES = 1024
+_MAX_KNOWN_ACTIONS = 16
 _AS_TEXT, _MATCH, _FORBID = 0, 1, 2
 
 
@@ -54,17 +55,21 @@ class SpecialTokens:
             raise DataError(f"token {twice!r} is both special and added; keep one")
         self.encoded = [name.encode("utf-8") for name in self.names]
         self.splitter = SpecialSplitter(self.encoded)
-        self._default_actions = self._actions(frozenset(), None)
+        self._known_actions: dict[tuple[str | frozenset[str], str | frozenset[str]], bytes] = {}
 
     def actions(self, allowed: SpecialSet, disallowed: SpecialSet) -> bytes:
         """What to do with each token of `names`, one byte per token (the native code's format)."""
-        if disallowed == "all" and not allowed:
-            return self._default_actions
-        if disallowed == "all":
-            return self._actions(self._named(allowed, "allowed_special"), None)
-        return self._actions(
-            self._named(allowed, "allowed_special"), self._named(disallowed, "disallowed_special")
-        )
+        key = _hashable(allowed), _hashable(disallowed)
+        actions = self._known_actions.get(key)
+        if actions is None:
+            actions = self._actions(
+                self._named(allowed, "allowed_special"),
+                None if disallowed == "all" else self._named(disallowed, "disallowed_special"),
+            )
+            if len(self._known_actions) >= _MAX_KNOWN_ACTIONS:
+                self._known_actions.clear()
+            self._known_actions[key] = actions
+        return actions
 
     def split(self, text: bytes, actions: bytes) -> list[Segment]:
         """Cut `text` at the special tokens in it; raises DataError when one is forbidden."""
@@ -112,3 +117,7 @@ class SpecialTokens:
             return _FORBID if disallowed is None or name in disallowed else _AS_TEXT
 
         return bytes([*map(action, self.special), *[_MATCH] * len(self.added)])
+
+
+def _hashable(names: SpecialSet) -> str | frozenset[str]:
+    return names if isinstance(names, str) else frozenset(names)
