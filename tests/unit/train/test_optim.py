@@ -153,8 +153,8 @@ def test_the_decay_rule_chooses_what_shrinks(decay, vector, matrix):
     for param in params.values():
         param.grad = torch.zeros_like(param)
     optimizer.step(lr=0.1)
-    assert float(params["m"].mean()) == pytest.approx(matrix)
-    assert float(params["v"].mean()) == pytest.approx(vector)
+    assert params["m"].mean().item() == pytest.approx(matrix)
+    assert params["v"].mean().item() == pytest.approx(vector)
 
 
 def test_muon_takes_hidden_matrices_only():
