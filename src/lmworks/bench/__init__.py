@@ -1,1 +1,1 @@
-"""bench."""
+"""Measuring against peers: child processes that take turns, spreads, result files. No torch."""

@@ -42,18 +42,22 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"; did you mean {close[0]!r}?" if close else "; `lmworks --help` lists them"
         print(f"error: no command {command!r}{hint}", file=sys.stderr)
         return USAGE_STATUS
+    return _run(command, rest)
+
+
+def _run(command: str, argv: list[str]) -> int:
     try:
-        status: int = importlib.import_module(f"lmworks.cli.{command}").main(rest)
+        status: int = importlib.import_module(f"lmworks.cli.{command}").main(argv)
     except LmworksError as err:
         print(f"error: {err}", file=sys.stderr)
-        return USAGE_STATUS
+        status = USAGE_STATUS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED_STATUS
+        status = INTERRUPTED_STATUS
     except BrokenPipeError:
         # The reader (`head`, `less`) went away: that is its right, not an error of ours.
         sys.stderr.close()
-        return 0
+        status = 0
     return status
 
 

@@ -61,9 +61,11 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _train(run: RunFolder, resume_from: str | None) -> int:
+    from lmworks.train.allocator import reuse_memory
     from lmworks.train.loop import train
     from lmworks.train.signals import EXIT_STATUS
 
+    print(reuse_memory())
     outcome = train(run, sampler=sample, resume_from=resume_from)
     if outcome.signal is not None and outcome.step < outcome.total_steps:
         print(

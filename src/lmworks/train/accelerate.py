@@ -1,4 +1,4 @@
-"""How a run uses this machine: number format, compilation, and the peak that MFU refers to.
+"""How a run uses this machine: number format, and the peak that MFU refers to.
 
 What `configure` chooses goes into the run's resolved recipe, so a resumed run keeps the exact
 arithmetic it started with.
@@ -6,7 +6,7 @@ arithmetic it started with.
 
 import time
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -20,46 +20,36 @@ MIN_BF16_SPEEDUP = 1.3
 """bf16 adds casts and rounding; below this gain over fp32 it does not pay."""
 
 
-class Wishes(Protocol):
-    """The part of the recipe that asks for a way to run (`recipe.train`)."""
-
-    @property
-    def precision(self) -> Literal["auto", "fp32", "bf16"]: ...
-    @property
-    def compile(self) -> Literal["auto", "off", "on"]: ...
-
-
 @dataclass(frozen=True)
 class Acceleration:
     """The way this run uses the machine."""
 
     precision: Precision
-    compile: bool
     peak_flops_per_s: float
     """Measured matrix-multiply speed in `precision`, all threads: the 100 % of MFU."""
     notes: tuple[str, ...]
     """One line per choice, for the user."""
 
 
-def configure(wishes: Wishes) -> Acceleration:
-    """Choose precision and compilation; measures the machine's matrix-multiply speed (50 ms)."""
+def configure(wanted: Literal["auto", "fp32", "bf16"]) -> Acceleration:
+    """Choose the precision; measures the machine's matrix-multiply speed (50 ms)."""
     speeds: dict[Precision, float] = {
         "fp32": gemm_flops_per_s(torch.float32),
         "bf16": gemm_flops_per_s(torch.bfloat16),
     }
     ratio = speeds["bf16"] / speeds["fp32"]
     precision: Precision
-    if wishes.precision == "auto":
+    if wanted == "auto":
         precision = "bf16" if ratio >= MIN_BF16_SPEEDUP else "fp32"
         why = f"bf16 matrix multiply is {ratio:.1f} times as fast as fp32 here"
     else:
-        precision, why = wishes.precision, "as the recipe says"
+        precision, why = wanted, "as the recipe says"
     peak = speeds[precision]
     notes = (
         f"precision {precision}: {why}",
         f"matrix-multiply peak {peak / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads",
     )
-    return Acceleration(precision, wishes.compile == "on", peak, notes)
+    return Acceleration(precision, peak, notes)
 
 
 def gemm_flops_per_s(

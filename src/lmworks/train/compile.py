@@ -53,7 +53,6 @@ class Compilation:
         mode: `on` compiles before the first step; `off` never; `auto` as told above.
         recipe_file: resolved recipe, from which the other process builds the same block.
         record: JSON file that keeps the step of the change-over across sessions.
-        notify: called with one line when something was decided.
     """
 
     def __init__(
@@ -64,13 +63,11 @@ class Compilation:
         total_steps: int,
         recipe_file: Path,
         record: Path,
-        notify: Callable[[str], None],
     ) -> None:
         self._layers = layers
         self._total_steps = total_steps
         self._recipe_file = recipe_file
         self._record = record
-        self._notify = notify
         self._process: subprocess.Popen[str] | None = None
         self._step_times_s: list[float] = []
         self._previous_s: float | None = None
@@ -79,17 +76,13 @@ class Compilation:
         if mode == "on" and self._switch_step is None:
             self._switch_step = 0
 
-    def before_step(self, step: int) -> None:
-        """Call before the step that follows `step` finished ones."""
+    def before_step(self, step: int) -> str:
+        """Call before the step that follows `step` finished ones; returns a line if one is due."""
         if not self._is_open:
-            return
+            return ""
         if self._switch_step is not None:
-            if step >= self._switch_step:
-                self._switch(step)
-        elif self._process is not None:
-            self._poll(step)
-        else:
-            self._consider(step)
+            return self._switch(step) if step >= self._switch_step else ""
+        return self._poll(step) if self._process is not None else self._consider(step)
 
     def close(self) -> None:
         """End a compilation that is still under way."""
@@ -99,42 +92,41 @@ class Compilation:
             self._process.communicate()
             self._process = None
 
-    def _consider(self, step: int) -> None:
+    def _consider(self, step: int) -> str:
         now_s = time.perf_counter()
         if self._previous_s is not None:
             self._step_times_s.append(now_s - self._previous_s)
         self._previous_s = now_s
         if len(self._step_times_s) < _PROBE_STEPS:
-            return
+            return ""
         remaining_s = (self._total_steps - step) * statistics.median(self._step_times_s)
         if remaining_s < _MIN_REMAINING_S:
             self._is_open = False
-        elif compiler() is None:
+            return ""
+        if compiler() is None:
             self._is_open = False
-            self._notify("not compiling the model: no C++ compiler found")
-        else:
-            self._notify("compiling the model on the side")
-            self._process = _start(self._recipe_file)
+            return "not compiling the model: no C++ compiler found"
+        self._process = _start(self._recipe_file)
+        return "compiling the model on the side"
 
-    def _poll(self, step: int) -> None:
+    def _poll(self, step: int) -> str:
         assert self._process is not None, "polled only while a compilation runs"
         if self._process.poll() is None:
-            return
+            return ""
         _, errors = self._process.communicate()
         status, self._process = self._process.returncode, None
         if status == 0:
-            self._switch(step)
-        else:
-            self._is_open = False
-            last_line = (errors.strip().splitlines() or ["no message"])[-1]
-            self._notify(f"going on uncompiled: the compilation failed ({last_line})")
+            return self._switch(step)
+        self._is_open = False
+        last_line = (errors.strip().splitlines() or ["no message"])[-1]
+        return f"going on uncompiled: the compilation failed ({last_line})"
 
-    def _switch(self, step: int) -> None:
+    def _switch(self, step: int) -> str:
         if self._switch_step is None:
             write_json(self._record, {"compiled_after_step": step})
         self._is_open = False
         compile_blocks(self._layers)
-        self._notify(f"compiled code from step {step + 1} on")
+        return f"compiled code from step {step + 1} on"
 
 
 def compile_blocks(layers: nn.ModuleList) -> None:

@@ -31,6 +31,7 @@ from lmworks.train.checkpoint import (
     Snapshot,
     write_snapshot,
 )
+from lmworks.train.compile import Compilation
 from lmworks.train.display import Display, open_display
 from lmworks.train.evaluate import evaluate, token_byte_counts
 from lmworks.train.memory import explain_out_of_memory
@@ -105,17 +106,26 @@ class Trainer:
         self._flops_per_token = recipe.model.flops_per_token(
             recipe.train.context_length, training=True
         )
-        self._peak_flops_per_s = configure(recipe.train).peak_flops_per_s
+        self._peak_flops_per_s = configure(recipe.train.precision).peak_flops_per_s
         self._token_bytes = token_byte_counts(self.tokenizer)
         self._samples: tuple[tuple[str, str], ...] = ()
         self._step = TrainStep(
             self.state.model,
             self.state.optimizer,
-            hidden=self._hidden(),
+            hidden=self.state.model.hidden,
             micro_batch_size=recipe.train.micro_batch_size,
             num_micro_batches=recipe.train.batch_size // recipe.train.micro_batch_size,
             clip_norm=recipe.train.clip_norm,
             z_loss_weight=recipe.train.z_loss_weight,
+        )
+        is_timed = recipe.train.compile == "auto"
+        self._compilation = Compilation(
+            self.state.model.layers,
+            # When a compilation ends depends on the clock, which deterministic runs must not see.
+            mode="off" if recipe.train.deterministic and is_timed else recipe.train.compile,
+            total_steps=self.total_steps,
+            recipe_file=run.recipe,
+            record=run.compiled,
         )
         self.log = MetricsLog(
             run.path,
@@ -135,6 +145,9 @@ class Trainer:
         self._event("started" if state.step == 0 else "resumed")
         with explain_out_of_memory(self.recipe):
             while state.step < self.total_steps and not stop:
+                if note := self._compilation.before_step(state.step):
+                    self._event(note)
+                    display.message(note)
                 self._train_one_step(display)
                 self._between_steps(display)
         if state.step > self._saved_step:
@@ -143,7 +156,8 @@ class Trainer:
         return Outcome(state.step, self.total_steps, stop.signal, self._samples)
 
     def close(self) -> None:
-        """Close the logs."""
+        """Close the logs and end a compilation that is under way."""
+        self._compilation.close()
         self.log.close()
 
     def _train_one_step(self, display: Display) -> None:
@@ -261,12 +275,6 @@ class Trainer:
     def _event(self, event: str) -> None:
         self.log.write("event", self.state.step, event=event)
 
-    def _hidden(self) -> Callable[..., torch.Tensor]:
-        if self.recipe.train.compile == "on":
-            compiled: Callable[..., torch.Tensor] = torch.compile(self.state.model.hidden)
-            return compiled
-        return self.state.model.hidden
-
 
 def open_run_shards(
     run: RunFolder, recipe: Recipe, tokenizer: Tokenizer
@@ -289,8 +297,12 @@ def unchanged_random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def _determinism(recipe: Recipe) -> Iterator[None]:
     """Within it, deterministic recipes refuse operations that may differ from run to run."""
+    if not recipe.train.deterministic:
+        # torch's switch imports its compiler, which takes seconds, even to stay off.
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(before or recipe.train.deterministic)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

@@ -141,16 +141,12 @@ def resolve(
         values["model"]["vocab_size"] = tokenizer.vocab_size
         sources["model.vocab_size"] = "tokenizer"
     check_vocab_size(values["model"]["vocab_size"], tokenizer.vocab_size)
-    acceleration = configure(loaded.config.train)
+    acceleration = configure(loaded.config.train.precision)
     for note in acceleration.notes:
         say(note)
-    for key, value in (
-        ("precision", acceleration.precision),
-        ("compile", "on" if acceleration.compile else "off"),
-    ):
-        if values["train"][key] == "auto":
-            values["train"][key] = value
-            sources[f"train.{key}"] = "this machine"
+    if values["train"]["precision"] == "auto":
+        values["train"]["precision"] = acceleration.precision
+        sources["train.precision"] = "this machine"
     for section, key in (("tokenizer", "path"), ("data", "train"), ("data", "val")):
         if key in values[section]:
             values[section][key] = str(Path(values[section][key]).resolve())

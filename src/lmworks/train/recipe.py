@@ -132,7 +132,8 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: weights and activations in bfloat16, fp32 master weights; auto measures what pays."""
     compile: Literal["auto", "off", "on"] = "auto"
-    """Compile the model with torch.compile."""
+    """Run the blocks through torch.compile. auto: start at once, compile in another process if
+    enough of the run is left, change over when that is done; on: compile before the first step."""
     activation_checkpointing: Literal["none", "full"] = "none"
     """full: keep one tensor per block and compute the rest again in the backward pass."""
     clip_norm: NonNegativeFloat = 1.0
@@ -142,7 +143,8 @@ class TrainConfig(Config):
     seed: NonNegativeInt = 0
     """Of the initial weights, the order of the data and dropout."""
     deterministic: bool = False
-    """Refuse operations that may differ between two runs on one machine."""
+    """Refuse operations that may differ between two runs on one machine; compile=auto means off
+    then."""
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -5,6 +5,7 @@ RUN/
 ├── environment.json    versions, machine, git state, command, source of every value
 ├── tokenizer.json      the tokenizer of the run
 ├── data/{train,val}/   token shards, when the recipe names text files
+├── compiled.json      the step from which compiled code ran, if any
 ├── metrics.jsonl       all numbers and samples
 ├── checkpoints/        step-N/ and the pointers `latest` and `best`
 ├── tensorboard/        when asked for
@@ -34,6 +35,7 @@ class RunFolder:
         self.data = self.path / "data"
         self.data_source = self.path / "data_source.json"
         self.checkpoints = self.path / "checkpoints"
+        self.compiled = self.path / "compiled.json"
         self.report = self.path / "report.html"
 
     @property
