@@ -117,7 +117,8 @@ class Encoder {
     return to_list(ids.data(), ids.size());
   }
 
-  // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden index.
+  // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden
+  // index.
   nb::object encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
                           size_t num_threads);
 
@@ -158,8 +159,11 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
   for (size_t i = 0; i < merges.size(); ++i) {
     if (merges.data()[i] >= num_tokens) throw nb::value_error("a merge of an unknown token");
   }
-  return BpeModel({pattern_named(pattern), ignore_merges, {data(token_bytes), token_bytes.size()},
-                   {offsets.data(), offsets.size()}, {merges.data(), merges.size()}});
+  return BpeModel({pattern_named(pattern),
+                   ignore_merges,
+                   {data(token_bytes), token_bytes.size()},
+                   {offsets.data(), offsets.size()},
+                   {merges.data(), merges.size()}});
 }
 
 uint32_t Encoder::run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids) {
@@ -245,9 +249,8 @@ nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::
   }
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
   auto* const starts = new std::vector<uint64_t>(std::move(offsets));
-  const nb::capsule owner(starts, [](void* p) noexcept {
-    delete static_cast<std::vector<uint64_t>*>(p);
-  });
+  const nb::capsule owner(starts,
+                          [](void* p) noexcept { delete static_cast<std::vector<uint64_t>*>(p); });
   return nb::make_tuple(nb::cast(to_numpy(all)),
                         nb::cast(OffsetsOut(starts->data(), {starts->size()}, owner)));
 }
@@ -281,8 +284,9 @@ void bind_encode(nb::module_& m) {
         nb::arg("ids"), "Bytes of the tokens in a row; IndexError(place) for an id without bytes.");
   nb::class_<SpecialSplitter>(m, "SpecialSplitter")
       .def(nb::init<const std::vector<nb::bytes>&>(), nb::arg("tokens"))
-      .def("find", &SpecialSplitter::find, nb::arg("text"), nb::arg("actions"),
-           "(begin, end, index) of each special token in the text, earliest and then longest first.")
+      .def(
+          "find", &SpecialSplitter::find, nb::arg("text"), nb::arg("actions"),
+          "(begin, end, index) of each special token in the text, earliest and then longest first.")
       .def("cut", &SpecialSplitter::cut, nb::arg("text"), nb::arg("actions"),
            nb::arg("pattern").none(),
            "Length of the longest prefix whose ids no further text can change.");

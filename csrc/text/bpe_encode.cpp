@@ -21,14 +21,15 @@ constexpr size_t kMaxPacked = 15;
 constexpr size_t kMaxLong = 255;  // longer pieces are rare and are merged each time
 constexpr size_t kFirstSlots = size_t{1} << 12;
 constexpr size_t kFirstLongSlots = size_t{1} << 10;
-// The long table stays a fraction of the short one: an entry also holds 16..255 bytes and their ids.
+// The long table stays a fraction of the short one: an entry also holds 16..255 bytes and their
+// ids.
 constexpr size_t kLongShare = 8;
 constexpr size_t kMaxPiece = 0xFFFFFFF0;  // positions inside a piece are 32-bit
 constexpr size_t kHugePage = size_t{1} << 21;
 
 uint64_t hash_key(uint64_t low, uint64_t high) {
-  const __uint128_t product = static_cast<__uint128_t>(low ^ 0xA0761D6478BD642Fu) *
-                              (high ^ 0xE7037ED1A0B428DBu);
+  const __uint128_t product =
+      static_cast<__uint128_t>(low ^ 0xA0761D6478BD642Fu) * (high ^ 0xE7037ED1A0B428DBu);
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
@@ -143,8 +144,8 @@ const PieceCache::Slot* PieceCache::insert(const BpeModel& model, uint64_t low, 
   if (2 * (used_ + 1) > mask_ + 1) grow();
   uint64_t bytes[2] = {low, high};
   uint32_t ids[16];
-  const size_t count = model.encode_piece(reinterpret_cast<const uint8_t*>(bytes), high >> 56, ids,
-                                          scratch_);
+  const size_t count =
+      model.encode_piece(reinterpret_cast<const uint8_t*>(bytes), high >> 56, ids, scratch_);
   size_t i = hash & mask_;
   while (slots_[i].count != 0) i = (i + 1) & mask_;
   Slot& slot = slots_[i];
@@ -175,7 +176,8 @@ void PieceCache::flush(const BpeModel& model, Batch& batch, TokenBuffer& out) {
       i = (i + 1) & mask_;
       slot = &slots_[i];
     }
-    if (slot->count == 0) [[unlikely]] slot = insert(model, low, high, batch.hash[k]);
+    if (slot->count == 0) [[unlikely]]
+      slot = insert(model, low, high, batch.hash[k]);
     if (slot->count <= 3) [[likely]] {
       std::memcpy(at, slot->tokens, sizeof slot->tokens);
     } else {
@@ -261,8 +263,7 @@ void PieceCache::encode_pieces(const BpeModel& model, const uint8_t* text, size_
   flush(model, batch, out);
 }
 
-void PieceCache::encode(const BpeModel& model, const uint8_t* text, size_t size,
-                        TokenBuffer& out) {
+void PieceCache::encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out) {
   with_pattern(model.pattern(), [&]<Pattern P>() { encode_pieces<P>(model, text, size, out); });
 }
 

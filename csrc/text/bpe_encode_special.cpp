@@ -91,11 +91,12 @@ bool SpecialMatcher::Query::find(const uint8_t* text, size_t size, size_t from, 
 // when that run ends before the text does, at the one character (a contraction: three) after it.
 // The text after a piece that looked up to the end of the text is therefore the rest of one such
 // run, and that rest is at most one more piece: after a cased word of o200k an upper-case rest,
-// after the line ends of cl100k the blanks behind them, after a word or an apostrophe the letters of
-// an unfinished contraction. So all pieces but the last two are final.
+// after the line ends of cl100k the blanks behind them, after a word or an apostrophe the letters
+// of an unfinished contraction. So all pieces but the last two are final.
 //
-// The prefix is encoded on its own, so its last piece must also be what it is without the text after
-// it. Only white space looks at what follows (\s+(?!\S), \s++$): never cut behind white space.
+// The prefix is encoded on its own, so its last piece must also be what it is without the text
+// after it. Only white space looks at what follows (\s+(?!\S), \s++$): never cut behind white
+// space.
 size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pattern,
                   const uint8_t* text, size_t size) {
   size_t begin = 0, end = size;  // of the text after the last complete special token

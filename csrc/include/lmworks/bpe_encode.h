@@ -5,11 +5,11 @@
 // pair has a rank: the semantics of GPT-2, Hugging Face tokenizers and tiktoken. A model with
 // `ignore_merges` emits a piece that is itself a token directly (tiktoken, Llama 3).
 //
-// Most pieces were seen before, so each encoding thread keeps a PieceCache: an open-addressing table
-// keyed by the bytes of the piece themselves (at most 15, packed in 16 bytes with the length), with
-// up to three token ids inline, and a smaller one for pieces of 16..255 bytes. Both are bounded.
-// A miss merges: a scan over a short array, or for long pieces a heap over a linked list,
-// O(n log n) on any input.
+// Most pieces were seen before, so each encoding thread keeps a PieceCache: an open-addressing
+// table keyed by the bytes of the piece themselves (at most 15, packed in 16 bytes with the
+// length), with up to three token ids inline, and a smaller one for pieces of 16..255 bytes. Both
+// are bounded. A miss merges: a scan over a short array, or for long pieces a heap over a linked
+// list, O(n log n) on any input.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -27,7 +27,8 @@ constexpr uint32_t kNoToken = 0xFFFFFFFF;
 constexpr uint32_t kMaxTokens = (1u << 21) - 1;
 constexpr uint32_t kMaxMerges = (1u << 22) - 1;
 
-// Growing array of token ids. Not a std::vector: growing must not zero or copy what realloc can remap.
+// Growing array of token ids. Not a std::vector: growing must not zero or copy what realloc can
+// remap.
 class TokenBuffer {
  public:
   TokenBuffer() = default;
@@ -64,7 +65,8 @@ struct SpecialMatch {
   bool is_incomplete;  // the text ends inside what may become a (longer) special token at `begin`
 };
 
-// Finds special tokens: the earliest first, of those the longest. A trie behind a first-byte filter.
+// Finds special tokens: the earliest first, of those the longest. A trie behind a first-byte
+// filter.
 class SpecialMatcher {
  public:
   explicit SpecialMatcher(std::span<const std::string_view> tokens);
@@ -126,7 +128,8 @@ class BpeModel {
   explicit BpeModel(const BpeVocabulary& vocabulary);
   Pattern pattern() const { return pattern_; }
   // Writes the ids of one piece to `out` (room for `size`) and returns their number.
-  size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
+  size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
+                      MergeScratch& scratch) const;
   std::string_view token(uint32_t id) const {
     return {token_bytes_.data() + token_offsets_[id], token_offsets_[id + 1] - token_offsets_[id]};
   }
@@ -140,12 +143,12 @@ class BpeModel {
 
   Pattern pattern_;
   uint32_t byte_token_[256];
-  std::vector<uint64_t> pairs_;   // left << 43 | right << 22 | rank, open addressing
+  std::vector<uint64_t> pairs_;  // left << 43 | right << 22 | rank, open addressing
   int pair_shift_;
   std::vector<uint32_t> result_;  // by rank
   std::vector<char> token_bytes_;
   std::vector<uint64_t> token_offsets_;
-  std::vector<uint32_t> whole_;   // token ids by hash of their bytes; empty without ignore_merges
+  std::vector<uint32_t> whole_;  // token ids by hash of their bytes; empty without ignore_merges
   size_t max_whole_size_ = 0;
 };
 
