@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kEmptyPair = ~uint64_t{0};
 constexpr uint32_t kNoRank = 0xFFFFFFFF;
 constexpr uint32_t kRankBits = 22;
-// Up to here a scan over an array in L1 is no slower than the heap, whatever the text.
+// Up to here the array is scanned for each merge; beyond, the square of the length would show.
 constexpr size_t kShortPiece = 32;
 
 uint64_t hash_pair(uint64_t key) { return key * 0x9E3779B97F4A7C15u; }
