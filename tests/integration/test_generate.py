@@ -1,6 +1,7 @@
 """Decoding with a real (tiny, random) model: cache, limits, streaming, determinism, peers."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,15 @@ def make_model(*, position: str = "rope", num_kv_heads: int = 2, **options: Any)
         }
     )
     return Decoder(config).eval()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only wait for their threads, above all beside other tests."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
 """A run folder with a tiny random model, byte tokens and a little validation data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lmworks.data.shard import ShardWriter
 from lmworks.models.config import ModelConfig
@@ -12,6 +14,15 @@ from lmworks.models.pretrained import save_pretrained
 from lmworks.tokenizer import ByteTokenizer
 
 CONTEXT = 64
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only wait for their threads, above all beside other tests."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

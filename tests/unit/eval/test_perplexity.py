@@ -1,6 +1,7 @@
 """Scores equal a token-by-token computation; windows cover each token exactly once."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def make_model(**options: Any) -> Decoder:
         "init": {"std": 0.3},
     }
     return Decoder(ModelConfig.model_validate({**config, **options})).eval()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only wait for their threads, above all beside other tests."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
