@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     from lmworks.train.prepare import check_folder, check_inputs, prepare
 
     if args.dry_run:
-        check_inputs(loaded.config)
+        check_inputs(loaded)
         check_folder(run, overwrite=args.overwrite)
         _print_plan(loaded, run)
         return 0

@@ -41,7 +41,7 @@ def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say
             its data or tokenizer.
         DataError: a text, tokenizer or shard file is missing or wrong.
     """
-    check_inputs(loaded.config)
+    check_inputs(loaded)
     check_folder(run, overwrite=overwrite)
     with run.lock():
         _clear(run)
@@ -88,14 +88,17 @@ def read_environment(run: RunFolder) -> dict[str, Any]:
         raise CheckpointError(f"{run.environment}: missing or damaged ({err})") from None
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(loaded: Loaded[Recipe]) -> None:
     """Raise before any work if a file that the recipe names does not exist or cannot fit."""
+    recipe = loaded.config
     if isinstance(recipe.data, TextData):
         if not recipe.data.files:
             raise ConfigError("data.files is empty: name text files or folders, data.files=[PATH]")
         list_files(recipe.data.files)
     if isinstance(recipe.tokenizer, FileTokenizer):
         tokenizer = tokenizers.load(recipe.tokenizer.path)
+        if loaded.sources["model.vocab_size"] != "default":
+            check_vocab_size(recipe.model.vocab_size, tokenizer.vocab_size)
         if isinstance(recipe.data, ShardData):
             for folder in (recipe.data.train, recipe.data.val):
                 _check_fingerprint(Path(folder), tokenizer)

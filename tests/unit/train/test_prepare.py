@@ -150,7 +150,7 @@ def test_missing_inputs_are_found_before_any_work(
     run: RunFolder, resolve: Resolve, overrides: list[str], message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
-        check_inputs(resolve(*overrides).config)
+        check_inputs(resolve(*overrides))
     with pytest.raises((ConfigError, DataError), match=message):
         prepare_quietly(run, resolve(*overrides))
     assert not run.path.exists()
