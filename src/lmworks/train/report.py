@@ -126,7 +126,7 @@ def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, 
         ("parameters", readable_count(recipe.model.num_params()), "trained weights"),
         ("tokens", readable_count(last["tokens"]), f"{last['step']:,} of {total:,} steps"),
         ("speed", f"{speeds[len(speeds) // 2]:,.0f}", "tokens per second, median"),
-        ("MFU", f"{mfus[len(mfus) // 2]:.0%}", "of the matrix-multiply peak, median"),
+        ("MFU", f"{mfus[len(mfus) // 2]:.1%}", "of the matrix-multiply peak, median"),
         ("time", readable_duration(last["elapsed_s"]), "evaluation and checkpoints included"),
     ]
 
