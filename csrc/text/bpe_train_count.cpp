@@ -1,5 +1,5 @@
-// Counting: the corpus is cut into blocks at places where no pattern sees a difference; threads take
-// blocks in turn, split them at special tokens and count pieces in tables of their own.
+// Counting: the corpus is cut into blocks at places where no pattern sees a difference; threads
+// take blocks in turn, split them at special tokens and count pieces in tables of their own.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

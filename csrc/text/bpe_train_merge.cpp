@@ -25,8 +25,8 @@ constexpr int kBucketBits = 20;
 constexpr uint64_t kMergesPerPoll = 128;
 constexpr size_t kPrefetchWords = 8;  // records fetched ahead of the one being rewritten
 
-// Words one behind the other: count (low, high half), size, capacity, symbols. A word is known by the
-// index of its first unit, so that one cache line holds all of a usual word.
+// Words one behind the other: count (low, high half), size, capacity, symbols. A word is known by
+// the index of its first unit, so that one cache line holds all of a usual word.
 class Words {
  public:
   static constexpr size_t kHeader = 4;
@@ -211,8 +211,8 @@ class Merger {
     std::push_heap(heap_.begin(), heap_.end(), less());
   }
 
-  // A pair's count only falls once it is in the heap, so its entry is never too low: one that is too
-  // high goes back with the right count.
+  // A pair's count only falls once it is in the heap, so its entry is never too low: one that is
+  // too high goes back with the right count.
   uint32_t pop_best() {
     while (true) {
       while (!heap_.empty()) {

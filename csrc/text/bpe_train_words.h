@@ -2,8 +2,8 @@
 // Counts of distinct pieces: a hash table keyed by the bytes themselves.
 //
 // Pieces of up to 15 bytes (all but a few) are packed into 16-byte keys with the length in the top
-// byte, so a look-up touches one cache line and follows no pointer. They are inserted in batches whose
-// slots are prefetched. Longer pieces live in an arena.
+// byte, so a look-up touches one cache line and follows no pointer. They are inserted in batches
+// whose slots are prefetched. Longer pieces live in an arena.
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -36,7 +36,7 @@ class WordTable {
     int64_t count;
   };
 
-  WordTable() : shorts_(1 << 12), longs_(1 << 8) {}
+  WordTable() : front_(kFrontSlots), shorts_(1 << 12), longs_(1 << 8) {}
 
   // Counts the piece [p, p + size); bytes up to `readable` may be loaded.
   void add(const uint8_t* p, size_t size, const uint8_t* readable) {
@@ -52,17 +52,22 @@ class WordTable {
       pack(p, size, &lo, &hi);
     }
     hi |= static_cast<uint64_t>(size) << 56;
-    const uint64_t h = hash(lo, hi);
-    __builtin_prefetch(&shorts_[h & (shorts_.size() - 1)]);
-    pending_[num_pending_++] = {lo, hi, h};
-    if (num_pending_ == kBatch) flush();
+    Short& front = front_[hash(lo, hi) & (kFrontSlots - 1)];
+    if (front.lo == lo && front.hi == hi) {
+      ++front.count;
+      return;
+    }
+    evict(front);
+    front = {lo, hi, 1};
   }
 
+  // Moves what waits in front of the table into it.
   void flush() {
-    for (size_t i = 0; i < num_pending_; ++i) {
-      add_short(pending_[i].lo, pending_[i].hi, pending_[i].hash, 1);
+    for (Short& s : front_) {
+      evict(s);
+      s = {};
     }
-    num_pending_ = 0;
+    insert_pending();
   }
 
   // Moves in the words of `other` whose hash falls into `part` of `num_parts`.
@@ -99,9 +104,22 @@ class WordTable {
 
  private:
   static constexpr size_t kBatch = 32;
-  struct Pending {
-    uint64_t lo, hi, hash;
-  };
+  static constexpr size_t kFrontSlots = 8192;  // of 24 bytes: stays in the L2 cache
+
+  void evict(const Short& s) {
+    if (s.count == 0) return;
+    __builtin_prefetch(&shorts_[hash(s.lo, s.hi) & (shorts_.size() - 1)], 1);
+    pending_[num_pending_++] = s;
+    if (num_pending_ == kBatch) insert_pending();
+  }
+
+  void insert_pending() {
+    for (size_t i = 0; i < num_pending_; ++i) {
+      const Short& s = pending_[i];
+      add_short(s.lo, s.hi, hash(s.lo, s.hi), s.count);
+    }
+    num_pending_ = 0;
+  }
 
   static void pack(const uint8_t* p, size_t size, uint64_t* lo, uint64_t* hi) {
     for (size_t i = 0; i < size; ++i) {
@@ -189,12 +207,13 @@ class WordTable {
     }
   }
 
+  std::vector<Short> front_;  // direct-mapped: frequent pieces are counted here
   std::vector<Short> shorts_;
   std::vector<Long> longs_;
   std::vector<char> arena_;
   size_t num_shorts_ = 0, num_longs_ = 0, num_pending_ = 0;
   uint64_t num_pieces_ = 0;
-  Pending pending_[kBatch];
+  Short pending_[kBatch];
 };
 
 }  // namespace lmworks

@@ -3,9 +3,9 @@
 // Subword Units", arXiv 1508.07909, on bytes as in GPT-2).
 //
 // First the pieces of the corpus are counted, by threads that share nothing; then merges are chosen
-// on the distinct pieces. The most frequent pair is merged; of equally frequent ones the pair of byte
-// strings that is greatest in lexicographic order, so the result depends on neither hash order nor
-// the number of threads. src/lmworks/tokenizer/train_reference.py is the readable twin.
+// on the distinct pieces. The most frequent pair is merged; of equally frequent ones the pair of
+// byte strings that is greatest in lexicographic order, so the result depends on neither hash order
+// nor the number of threads. src/lmworks/tokenizer/train_reference.py is the readable twin.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,8 +37,8 @@ class BpeTrainer {
   BpeTrainer(Pattern pattern, const std::vector<std::string>& special_tokens, unsigned num_threads);
   ~BpeTrainer();
 
-  // Adds the pieces of a memory-mapped file. Pages are given back once read, so the process does not
-  // grow with the file. Throws std::system_error if the file cannot be read.
+  // Adds the pieces of a memory-mapped file. Pages are given back once read, so the process does
+  // not grow with the file. Throws std::system_error if the file cannot be read.
   CountResult count_file(const std::string& path, bool allow_invalid_utf8,
                          const Progress& progress);
 

@@ -4,7 +4,8 @@
 // Hand-written scanners instead of a regex engine, one per published pattern. On every input, valid
 // UTF-8 or not, the pieces are those of `regex.findall(pattern_regex(p), text)` (see unicode.h for
 // bytes that are not UTF-8). `next_piece` looks only at what follows `begin`, so a caller may cut
-// the text wherever a piece ends; near the end of a buffer a piece may depend on bytes not yet there.
+// the text wherever a piece ends; near the end of a buffer a piece may depend on bytes not yet
+// there.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -28,8 +29,8 @@ std::string_view pattern_name(Pattern pattern);
 std::string_view pattern_regex(Pattern pattern);
 
 // First p in [from, end) at which the text may be cut in two without changing any piece, whatever
-// the pattern; `end` if there is none. A cut lies before the blank of "a b" (ASCII letters) or after
-// the line end of "x\ny" (x no white space, y a letter).
+// the pattern; `end` if there is none. A cut lies before the blank of "a b" (ASCII letters) or
+// after the line end of "x\ny" (x no white space, y a letter).
 const uint8_t* find_safe_cut(const uint8_t* begin, const uint8_t* from, const uint8_t* end);
 
 namespace scan {
@@ -44,7 +45,8 @@ inline const uint8_t* run(const uint8_t* p, const uint8_t* end, uint8_t mask) {
   return p;
 }
 
-// The same for letters, 16 ASCII bytes at a time: a word's length then costs no mispredicted branch.
+// The same for letters, 16 ASCII bytes at a time: a word's length then costs no mispredicted
+// branch.
 inline const uint8_t* letters(const uint8_t* p, const uint8_t* end) {
   while (true) {
 #if defined(__SSE2__)

@@ -75,11 +75,10 @@ def test_every_character_has_the_class_it_has_in_regex(pattern: str) -> None:
 
 @pytest.mark.slow
 @ALL_PATTERNS
-@pytest.mark.parametrize("prefix", ["", " ", "a", "1", "'", "\n", "!", "A"])
+@pytest.mark.parametrize("prefix", ["", " ", "a", "'", "\n"])
 def test_every_character_after_each_kind_of_character(pattern: str, prefix: str) -> None:
-    for suffix in ("", "a"):
-        text = text_of_all_characters(lambda c, suffix=suffix: prefix + c + suffix)
-        assert split(text, pattern) == regex_split(text, pattern), suffix
+    text = text_of_all_characters(lambda c: prefix + c + "a")
+    assert split(text, pattern) == regex_split(text, pattern)
 
 
 @ALL_PATTERNS
@@ -95,10 +94,7 @@ def test_run_of_a_million_characters_is_split_in_linear_time(pattern: str) -> No
 
 
 def test_smollm_equals_its_two_steps_in_tokenizers() -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    from tokenizers import pre_tokenizers as steps
-
-    assert tokenizers.__version__
+    steps = pytest.importorskip("tokenizers.pre_tokenizers")
     pre_tokenizer = steps.Sequence(
         [steps.Digits(individual_digits=True), steps.ByteLevel(add_prefix_space=False)]
     )
