@@ -156,6 +156,11 @@ class TrainConfig(Config):
             )
         return value
 
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _compile_is_a_word(cls, value: Any) -> Any:
+        return _on_or_off(value)
+
     @model_validator(mode="before")
     @classmethod
     def _one_micro_batch(cls, values: Any) -> Any:
@@ -232,6 +237,11 @@ class LogConfig(Config):
     wandb: Literal["off", "offline", "online"] = "off"
     """Log to Weights & Biases."""
 
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _wandb_is_a_word(cls, value: Any) -> Any:
+        return _on_or_off(value)
+
 
 class Recipe(Config):
     """One run."""
@@ -301,6 +311,11 @@ def check_vocab_size(model_size: int, tokenizer_size: int) -> None:
             f"model.vocab_size={model_size}, but the tokenizer has {tokenizer_size} tokens; leave "
             f"model.vocab_size out to take it from the tokenizer, or set it to {tokenizer_size}"
         )
+
+
+def _on_or_off(value: Any) -> Any:
+    """YAML reads a bare `on` or `off` as a truth value; here they are words."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 def _vocab_size_guess(tokenizer: Any) -> int:

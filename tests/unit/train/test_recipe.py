@@ -81,6 +81,12 @@ def test_a_micro_batch_is_the_batch_unless_given(load: Load) -> None:
     assert load("train.batch_size=10").train.micro_batch_size == 10
 
 
+def test_on_and_off_are_words_in_yaml_and_overrides(load: Load) -> None:
+    recipe = load("train.compile=off", "log.wandb=off")
+    assert (recipe.train.compile, recipe.log.wandb) == ("off", "off")
+    assert load("train.compile=on").train.compile == "on"
+
+
 def test_max_tokens_round_up_to_whole_steps(load: Load) -> None:
     assert load("train.steps=0", "train.max_tokens=385").train.total_steps == 2
 
