@@ -1,6 +1,6 @@
 """Every `lmworks` command in the README and the docs is one that exists, and marked ones run.
 
-A command in a fenced `sh` or `console` block must parse: the command and its options exist. If the
+A command in a fenced shell block must parse: the command and its options exist. If the
 line before the block is `<!-- run -->`, its commands are executed, in a folder that looks like the
 repository and has a trained run in `runs/demo`.
 """
@@ -22,9 +22,11 @@ from lmworks.cli.main import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
-BLOCK = re.compile(
-    r"^(?P<mark><!-- run -->\n+)?```(?:sh|console|bash|shell)\n(?P<body>.*?)^```", re.M | re.S
+FENCE = re.compile(
+    r"^(?P<mark><!-- run -->\n+)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+SHELL = {"", "sh", "console", "bash", "shell"}
+PROGRAMS = {"lmworks", ".venv/bin/lmworks"}
 OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")"}
 
 
@@ -36,10 +38,13 @@ class Command(NamedTuple):
 
 def commands(page: Path) -> Iterator[Command]:
     """The `lmworks ...` commands of a page, without what a shell does around them."""
-    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+    # Blocks of other languages are matched too: the end of one must not pass for a beginning.
+    for block in FENCE.finditer(page.read_text(encoding="utf-8")):
+        if block["language"] not in SHELL:
+            continue
         for line in block["body"].replace("\\\n", " ").splitlines():
             for words in _simple_commands(line.removeprefix("$ ")):
-                if words and words[0] == "lmworks":
+                if words and words[0] in PROGRAMS:
                     name = page.relative_to(ROOT).as_posix()
                     yield Command(name, words[1:], block["mark"] is not None)
 
@@ -164,6 +169,7 @@ def test_the_readme_shows_commands() -> None:
         ("$ echo hi | lmworks generate r --prompt -", [["generate", "r", "--prompt", "-"]]),
         ('lmworks chat r --stop "a | b"  # why', [["chat", "r", "--stop", "a | b"]]),
         ("lmworks data \\\n  pack x", [["data", "pack", "x"]]),
+        (".venv/bin/lmworks chat r", [["chat", "r"]]),
         ("it's not a command of lmworks", []),
     ],
 )
