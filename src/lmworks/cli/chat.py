@@ -43,7 +43,10 @@ def main(argv: list[str]) -> int:
     if is_terminal:
         _enable_line_editing()
         _print_greeting(chat, run.path)
-    Terminal(chat, is_terminal=is_terminal).loop()
+    try:
+        Terminal(chat, is_terminal=is_terminal).loop()
+    except KeyboardInterrupt:
+        print()  # a second Ctrl-C so quick that the loop was not yet reading again
     return 0
 
 
