@@ -1,0 +1,129 @@
+"""Makes the tables of README.md and docs/benchmarks.md from benchmarks/results/*.json.
+
+    python -m lmworks.bench.report
+
+A page says where a table goes with a pair of comments, `<!-- results: NAME -->` and
+`<!-- /results -->`: NAME is a result file, or `headline` for the table of the README. Nothing
+between the two is typed by hand.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmworks.base.errors import DataError
+from lmworks.base.storage import write_text
+from lmworks.bench.harness import RESULTS
+
+PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
+
+_MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+
+HEADLINES = (
+    # what, result file, case, metric, ours, peer, whether more is better
+    ("BPE training, 200 MB, vocabulary 32,000", "tokenizer_train", "vocab 32000", "cpu_s",
+     "lmworks", "tokenizers"),
+    ("encoding, GPT-2 pattern, first pass", "tokenizer_encode", "first pass", "mb_per_cpu_s",
+     "lmworks numpy", "tiktoken"),
+    ("training step, 22.7 M parameters, bf16", "training_step", "training step", "tokens_per_s",
+     "lmworks, compiled", "transformers, tuned"),
+    ("the same before anything is compiled", "training_step", "training step", "tokens_per_s",
+     "lmworks, uncompiled", "transformers, eager"),
+    ("command to first step, nothing cached", "training_step", "first step, auto", "s",
+     "lmworks", "transformers, tuned"),
+)  # fmt: skip
+_LESS_IS_BETTER = {"cpu_s", "s", "peak_rss_mb", "ms"}
+
+
+def load_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """A result file; raises DataError if it is missing or no result."""
+    path = folder / f"{name}.json"
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise DataError(f"{path}: no readable result ({err}); run its benchmark first") from None
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """All rows of one result, with machine, versions and command above them."""
+    machine = result["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    lines = [
+        f"`{result['command']}`, {machine['cpu']}, {machine['cores']} cores "
+        f"({', '.join(machine['isa'])}); {versions}.",
+        "",
+        "| what | who | figure | median | range | runs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['case']} | {row['contender']} | {_unit(row['metric'])} | "
+            f"{_number(row['median'])} | {_number(row['min'])} to {_number(row['max'])} | "
+            f"{row['repeats']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def headline(folder: Path = RESULTS) -> str:
+    """The README's table: ours beside the named peer, and by what factor it is better."""
+    lines = ["| what | lmworks | peer | better by |", "|---|---|---|---|"]
+    for what, file, case, metric, ours, peer in HEADLINES:
+        rows = load_result(file, folder)["rows"]
+        mine, other = _median(rows, case, metric, ours), _median(rows, case, metric, peer)
+        ratio = other / mine if metric in _LESS_IS_BETTER else mine / other
+        lines.append(
+            f"| {what} | {_number(mine)} {_unit(metric)} | {peer}: {_number(other)} | "
+            f"{ratio:.2g} times |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def fill(page: str, folder: Path = RESULTS) -> str:
+    """The page with every table made anew."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[2]
+        body = headline(folder) if name == "headline" else table(load_result(name, folder))
+        return match[1] + body + match[3]
+
+    return _MARK.sub(replace, page)
+
+
+def _median(rows: list[dict[str, Any]], case: str, metric: str, contender: str) -> float:
+    for row in rows:
+        if (row["case"], row["metric"], row["contender"]) == (case, metric, contender):
+            return float(row["median"])
+    raise DataError(f"no figure {metric!r} of {contender!r} for {case!r} in the results")
+
+
+def _unit(metric: str) -> str:
+    return {
+        "cpu_s": "CPU s",
+        "mb_per_cpu_s": "MB per CPU s",
+        "tokens_per_s": "tokens/s",
+        "peak_rss_mb": "MB of memory",
+        "gflop_per_s": "GFLOP/s",
+        "mfu": "MFU",
+    }.get(metric, metric)
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def main() -> int:
+    """Rewrite the tables of every page."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        write_text(page, fill(text))
+        print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
