@@ -240,7 +240,7 @@ def main() -> None:
     machine = read_machine()
     result = {
         "what": "BPE encoding, GPT-2 pattern, one thread",
-        "command": "python benchmarks/tokenizer/encode.py CORPUS",
+        "command": f"python benchmarks/tokenizer/encode.py CORPUS --repeats {args.repeats}",
         "machine": {"cpu": machine.cpu_model, "num_cores": machine.num_cores, "os": machine.os},
         "load_average": os.getloadavg()[0],
         "python": sys.version.split()[0],
