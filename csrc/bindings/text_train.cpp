@@ -25,9 +25,7 @@ Pattern pattern_named(const std::string& name) {
   return *pattern;
 }
 
-const uint8_t* data(const nb::bytes& text) {
-  return static_cast<const uint8_t*>(text.data());
-}
+const uint8_t* data(const nb::bytes& text) { return static_cast<const uint8_t*>(text.data()); }
 
 nb::list split(const nb::bytes& text, const std::string& pattern) {
   nb::list pieces;
@@ -123,8 +121,8 @@ nb::list train(lmworks::BpeTrainer& trainer, uint64_t max_merges, nb::object rep
   });
   nb::list result;
   for (const auto& [left, right] : merges) {
-    result.append(nb::make_tuple(nb::bytes(left.data(), left.size()),
-                                 nb::bytes(right.data(), right.size())));
+    result.append(
+        nb::make_tuple(nb::bytes(left.data(), left.size()), nb::bytes(right.data(), right.size())));
   }
   return result;
 }

@@ -1,5 +1,6 @@
 // Scanners and BPE trainer without Python, to run under the sanitizers:
-//   g++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover -pthread -Icsrc/include
+//   g++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover -pthread
+//   -Icsrc/include
 //       -o text_train_test csrc/tests/text_train_test.cpp csrc/text/bpe_train_*.cpp
 //       csrc/text/pretokenize.cpp csrc/text/unicode*.cpp
 // What the pieces and merges are is tested from Python, against regex and the reference.
@@ -23,10 +24,19 @@ void check(bool condition, const char* claim) {
 
 // Words, white space, digits, marks and broken UTF-8, so that every branch is taken.
 std::string random_text(std::mt19937& rng, size_t max_parts) {
-  static const std::string kParts[] = {
-      "a",  "B",   " ",   "\n",  "\r", "'",        "'s",       "'LL",      "7",    "x y", "é",
-      "ſ",  "中",  "ʰ",   "́",   "!",  "/",        "\u00a0",   "👍",       "\xff", "\xc3", "\xe2\x82",
-      "\xf0\x9f", "<|e|>", "the", "abcdefghijklmnopqrstuvwxyz"};
+  static const std::string kParts[] = {"a",        "B",
+                                       " ",        "\n",
+                                       "\r",       "'",
+                                       "'s",       "'LL",
+                                       "7",        "x y",
+                                       "é",        "ſ",
+                                       "中",       "ʰ",
+                                       "́",         "!",
+                                       "/",        "\u00a0",
+                                       "👍",       "\xff",
+                                       "\xc3",     "\xe2\x82",
+                                       "\xf0\x9f", "<|e|>",
+                                       "the",      "abcdefghijklmnopqrstuvwxyz"};
   std::string text;
   for (size_t n = rng() % (max_parts + 1); n > 0; --n) text += kParts[rng() % std::size(kParts)];
   return text;

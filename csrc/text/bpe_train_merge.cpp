@@ -292,8 +292,8 @@ class Merger {
 
   uint32_t* new_pair(uint32_t left, uint32_t right, int64_t count, uint32_t num_words) {
     index_.find_or_insert(PairMap::key(left, right), pairs_.size());
-    pairs_.push_back({count, left, right, num_words,
-                      std::make_unique_for_overwrite<uint32_t[]>(num_words)});
+    pairs_.push_back(
+        {count, left, right, num_words, std::make_unique_for_overwrite<uint32_t[]>(num_words)});
     return pairs_.back().words.get();
   }
 

@@ -246,12 +246,18 @@ inline const uint8_t* next_piece(const uint8_t* begin, const uint8_t* end) {
 template <class F>
 inline decltype(auto) with_pattern(Pattern pattern, F&& f) {
   switch (pattern) {
-    case Pattern::gpt2: return f.template operator()<Pattern::gpt2>();
-    case Pattern::cl100k: return f.template operator()<Pattern::cl100k>();
-    case Pattern::o200k: return f.template operator()<Pattern::o200k>();
-    case Pattern::llama3: return f.template operator()<Pattern::llama3>();
-    case Pattern::qwen2: return f.template operator()<Pattern::qwen2>();
-    case Pattern::smollm: return f.template operator()<Pattern::smollm>();
+    case Pattern::gpt2:
+      return f.template operator()<Pattern::gpt2>();
+    case Pattern::cl100k:
+      return f.template operator()<Pattern::cl100k>();
+    case Pattern::o200k:
+      return f.template operator()<Pattern::o200k>();
+    case Pattern::llama3:
+      return f.template operator()<Pattern::llama3>();
+    case Pattern::qwen2:
+      return f.template operator()<Pattern::qwen2>();
+    case Pattern::smollm:
+      return f.template operator()<Pattern::smollm>();
   }
   __builtin_unreachable();
 }

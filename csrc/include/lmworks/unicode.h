@@ -58,8 +58,7 @@ inline CodePoint decode_utf8(const uint8_t* p, const uint8_t* end) {
     return {value, 3};
   }
   if (lead > 0xF4 || left < 4 || !is_tail(p[1]) || !is_tail(p[2]) || !is_tail(p[3])) return {0, 0};
-  const uint32_t value =
-      (lead & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
+  const uint32_t value = (lead & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
   if (value < 0x10000 || value > 0x10FFFF) return {0, 0};
   return {value, 4};
 }

@@ -1,1 +1,4 @@
-"""What every other package may use: configuration, errors, atomic storage, machine facts. No torch."""
+"""What every other package may use: configuration, errors, atomic files, machine facts.
+
+Loads no torch.
+"""

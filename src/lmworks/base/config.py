@@ -28,7 +28,7 @@ _DEFAULT, _OVERRIDE = "default", "override"
 
 
 class Config(BaseModel):
-    """Base of every config section: immutable, no unknown keys, docstrings of fields are their help."""
+    """Base of every config section: immutable, no unknown keys, field docstrings are the help."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -56,11 +56,13 @@ class Loaded(Generic[T]):
     """Dotted key of every leaf -> "default", "override", "preset NAME" or the file's path."""
 
 
-def load(schema: type[T], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Loaded[T]:
+def load(
+    schema: type[T], file: str | Path | None = None, overrides: Sequence[str] = ()
+) -> Loaded[T]:
     """Resolve `schema` from its defaults, a YAML `file` and `section.key=value` overrides.
 
     Raises:
-        ConfigError: a file that cannot be read, a key that does not exist, a value that does not fit.
+        ConfigError: a file that cannot be read, an unknown key, a value that does not fit.
     """
     tree = _Tree(schema)
     if file is not None:
@@ -89,7 +91,9 @@ def read_yaml(file: str | Path) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{file}: expected `section:` keys at the top, got {type(value).__name__}")
+        raise ConfigError(
+            f"{file}: expected `section:` keys at the top, got {type(value).__name__}"
+        )
     return value
 
 

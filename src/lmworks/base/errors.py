@@ -1,10 +1,10 @@
-"""Exceptions that a user can cause. Each message names the field, the value, and what would be right.
+"""Exceptions that a user can cause; messages name the field, the value and what would be right.
 
     LmworksError
     ├── ConfigError        a recipe, override or argument is wrong
-    ├── DataError          an input file, shard or tokenizer file is missing, corrupt or of another kind
+    ├── DataError          a text, shard or tokenizer file is missing, corrupt or of another kind
     ├── CheckpointError    a checkpoint is missing, truncated or of another architecture
-    ├── StorageError       a file could not be written (disk full, permission); the old one is intact
+    ├── StorageError       a file could not be written (disk full, permission); nothing is lost
     └── TrainingError      training cannot go on (NaN loss, out of memory)
 
 The command line prints them as one `error:` line and exits with status 2; anything else is a bug
