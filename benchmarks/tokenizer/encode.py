@@ -13,25 +13,22 @@ Writes benchmarks/results/tokenizer_encode.json.
 
 import argparse
 import hashlib
-import importlib.metadata
 import json
-import os
 import random
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import unicodedata
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmworks.base.machine import read_machine
-from lmworks.base.storage import write_json
+from lmworks.bench.harness import Row, Spread, interleave, print_rows, run_child, save_result
 from lmworks.tokenizer import BPETokenizer, load, save, train_bpe
 
-RESULT = Path(__file__).parents[1] / "results" / "tokenizer_encode.json"
 PATTERN = "gpt2"
+HF = "hf tokenizers"
 END = "<|endoftext|>"
 # Hugging Face tokenizers is slow enough that the head of the corpus tells its rate.
 HF_BYTES = 6_000_000
@@ -46,7 +43,7 @@ def encoders(vocabulary: Path) -> dict[str, Any]:
         "lmworks": lambda: _lmworks_list(vocabulary),
         "lmworks numpy": lambda: _lmworks_numpy(vocabulary),
         "tiktoken": lambda: _tiktoken(vocabulary),
-        "hf tokenizers": lambda: _hf(vocabulary),
+        HF: lambda: _hf(vocabulary),
     }
 
 
@@ -150,83 +147,62 @@ def _digest(ids: Any) -> tuple[str, int]:
     return digest.hexdigest(), num_tokens
 
 
-def run_child(name: str, vocabulary: Path, corpus: Path, max_bytes: int) -> dict[str, Any]:
+def run_encoder(name: str, vocabulary: Path, corpus: Path, max_bytes: int) -> dict[str, Any]:
     """`child` in a fresh process with one thread."""
-    env = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, str(corpus), "--child", name]
     command += ["--vocabulary", str(vocabulary), "--max-bytes", str(max_bytes)]
-    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result: dict[str, Any] = json.loads(output)
+    result: dict[str, Any] = json.loads(run_child(command, env=env).stdout)
     return result
 
 
-def measure(corpus: Path, vocab_size: int, max_bytes: int, repeats: int) -> dict[str, Any]:
-    """All encoders in turn, `repeats` times."""
+def measure(corpus: Path, vocab_size: int, max_bytes: int, repeats: int) -> list[Row]:
+    """All encoders in turn, `repeats` times; stops if any ids differ."""
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder) / "vocabulary.json"
         train_bpe([corpus], vocab_size, pattern=PATTERN).save(vocabulary)
-        names = list(encoders(vocabulary))
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for _ in range(repeats):
-            for name in names:
-                size = min(max_bytes, HF_BYTES) if name == "hf tokenizers" else max_bytes
-                runs[name].append(run_child(name, vocabulary, corpus, size))
-        head = run_child("lmworks", vocabulary, corpus, min(max_bytes, HF_BYTES))
-    same = {run["sha256"] for name in names[:3] for run in runs[name]}
-    same_head = {head["sha256"], *(run["sha256"] for run in runs["hf tokenizers"])}
-    same_hostile = {
-        label: len({run["hostile"][label]["sha256"] for rs in runs.values() for run in rs}) == 1
-        for label in hostile()
-    }
-    return {
-        "corpus_bytes": runs["lmworks"][0]["bytes"],
-        "vocab_size": vocab_size,
-        "repeats": repeats,
-        "ids_equal_tiktoken": len(same) == 1,
-        "ids_equal_hf_on_head": len(same_head) == 1,
-        "hostile_ids_equal": same_hostile,
-        "encoders": {name: summary(runs[name]) for name in names},
-    }
+
+        def contender(name: str) -> Callable[[], dict[str, Any]]:
+            size = min(max_bytes, HF_BYTES) if name == HF else max_bytes
+            return lambda: run_encoder(name, vocabulary, corpus, size)
+
+        runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        contenders = {name: contender(name) for name in encoders(vocabulary)}
+        for name, run in interleave(contenders, rounds=repeats):
+            runs[name].append(run)
+        head = run_encoder("lmworks", vocabulary, corpus, min(max_bytes, HF_BYTES))
+    check_ids(runs, head)
+    return [row for name, done in runs.items() for row in rows_of(name, done)]
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """MB per CPU second of each pass: median and all values; CPU ms of the hostile strings."""
-    rates = [[run["bytes"] / 1e6 / run["cpu_s"][i] for run in runs] for i in range(PASSES)]
-    return {
-        "bytes": runs[0]["bytes"],
-        "cold_mb_per_cpu_s": statistics.median(rates[0]),
-        "warm_mb_per_cpu_s": statistics.median(rates[1]),
-        "cold_all": rates[0],
-        "warm_all": rates[1],
-        "hostile_cpu_ms": {
-            label: 1e3 * statistics.median(run["hostile"][label]["cpu_s"] for run in runs)
-            for label in runs[0]["hostile"]
-        },
-    }
+def check_ids(runs: dict[str, list[dict[str, Any]]], head: dict[str, Any]) -> None:
+    """Stop unless every encoder gave the same ids; `head` is ours on what Hugging Face encoded."""
+    everything = {run["sha256"] for name in runs if name != HF for run in runs[name]}
+    on_head = {head["sha256"], *(run["sha256"] for run in runs[HF])}
+    hostile_ids = [
+        {run["hostile"][label]["sha256"] for done in runs.values() for run in done}
+        for label in head["hostile"]
+    ]
+    if any(len(digests) != 1 for digests in (everything, on_head, *hostile_ids)):
+        raise SystemExit("the encoders do not agree on the ids")
+    print("all encoders gave the same ids")
 
 
-def report(result: dict[str, Any]) -> str:
-    """The result as a table for people."""
-    rows = result["encoders"]
-    base = rows["tiktoken"]
-    lines = [f"{'':15}{'cold':>8}{'warm':>8}  MB per CPU s   x tiktoken (cold, warm)"]
-    for name, row in rows.items():
-        cold, warm = row["cold_mb_per_cpu_s"], row["warm_mb_per_cpu_s"]
-        ratios = cold / base["cold_mb_per_cpu_s"], warm / base["warm_mb_per_cpu_s"]
-        spread = f"cold {min(row['cold_all']):.1f}..{max(row['cold_all']):.1f}"
-        lines.append(f"{name:15}{cold:8.1f}{warm:8.1f}{ratios[0]:19.1f}{ratios[1]:7.1f}   {spread}")
-    lines.append(f"ids equal: tiktoken {result['ids_equal_tiktoken']}")
-    lines.append(f"ids equal: hf (head of corpus) {result['ids_equal_hf_on_head']}")
-    lines.append("1 MB strings, CPU ms, ids equal in all three:")
-    for label, is_equal in result["hostile_ids_equal"].items():
-        times = [f"{name} {row['hostile_cpu_ms'][label]:.0f}" for name, row in rows.items()]
-        lines.append(f"  {label:20}{', '.join(times)}  {is_equal}")
-    return "\n".join(lines)
+def rows_of(name: str, runs: list[dict[str, Any]]) -> list[Row]:
+    """MB per CPU second of each pass, CPU milliseconds of each hostile string."""
+    rows = [
+        Row(case, name, "mb_per_cpu_s", Spread.of([r["bytes"] / 1e6 / r["cpu_s"][i] for r in runs]))
+        for i, case in enumerate(("first pass", "second pass"))
+    ]
+    for label in runs[0]["hostile"]:
+        times_ms = [1e3 * run["hostile"][label]["cpu_s"] for run in runs]
+        rows.append(Row(f"1 MB: {label}", name, "cpu_ms", Spread.of(times_ms)))
+    return rows
 
 
 def main() -> None:
-    """Measure, print, write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Measure, print, write benchmarks/results/tokenizer_encode.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--max-bytes", type=int, default=200_000_000)
@@ -237,20 +213,15 @@ def main() -> None:
     if args.child:
         print(json.dumps(child(args.child, args.vocabulary, args.corpus, args.max_bytes)))
         return
-    machine = read_machine()
-    result = {
-        "what": "BPE encoding, GPT-2 pattern, one thread",
-        "command": f"python benchmarks/tokenizer/encode.py CORPUS --repeats {args.repeats}",
-        "machine": {"cpu": machine.cpu_model, "num_cores": machine.num_cores, "os": machine.os},
-        "load_average": os.getloadavg()[0],
-        "python": sys.version.split()[0],
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("lmworks", "tiktoken", "tokenizers")
-        },
-        **measure(args.corpus, args.vocab_size, args.max_bytes, args.repeats),
-    }
-    print(report(result))
-    write_json(RESULT, result)
+    rows = measure(args.corpus, args.vocab_size, args.max_bytes, args.repeats)
+    print_rows(rows)
+    save_result(
+        "tokenizer_encode",
+        title=f"BPE encoding, {PATTERN} pattern, vocabulary {args.vocab_size}, one thread",
+        command="python benchmarks/tokenizer/encode.py CORPUS",
+        rows=rows,
+        packages=["lmworks", "tiktoken", "tokenizers"],
+    )
 
 
 if __name__ == "__main__":
