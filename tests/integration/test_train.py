@@ -88,6 +88,20 @@ def test_a_full_disk_keeps_the_run_resumable(
     assert launch(["train", "--resume", str(run)], run) == 0
 
 
+def test_a_disk_that_fills_while_logging_is_one_error_line(
+    launch: Callable[..., int], tiny_recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    # Below the size of a checkpoint, which comes last.
+    argv = ["train", str(tiny_recipe), "checkpoint.every=100", "train.steps=90", "--run", str(run)]
+    status = launch(argv, run, file_size=15_000)
+    output = launch.output.read_text()  # type: ignore[attr-defined]
+    assert status == 2, output
+    assert f"error: could not write {run / 'metrics.jsonl'}" in output
+    assert "Traceback" not in output
+    assert launch(["train", "--resume", str(run), "train.steps=5"], run) == 0
+
+
 @pytest.mark.parametrize("name", ["tiny_cpu", "seed_17m"])
 def test_shipped_recipes_dry_run(
     name: str, tiny_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

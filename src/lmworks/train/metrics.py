@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lmworks.base.errors import ConfigError
+from lmworks.base.errors import ConfigError, StorageError
 from lmworks.base.storage import atomic_file
 
 METRICS_FILE = "metrics.jsonl"
@@ -28,19 +28,29 @@ class MetricsLog:
     """Appends records to `metrics.jsonl` and passes them on to the other sinks."""
 
     def __init__(self, run: Path, sinks: list[Sink]) -> None:
-        self._file = (run / METRICS_FILE).open("a", encoding="utf-8")
+        # Without a buffer: a record is in the file or the write has failed, here and now.
+        self._file = (run / METRICS_FILE).open("ab", buffering=0)
         self._sinks = sinks
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write one record; `values` are numbers and strings."""
+        """Write one record; `values` are numbers and strings.
+
+        Raises:
+            StorageError: the disk is full; what was logged before is intact.
+        """
         record = {"kind": kind, "step": step, **values}
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._file.flush()
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        try:
+            written = self._file.write(line)
+        except OSError as err:
+            raise StorageError(f"could not write {self._file.name}: {err.strerror}") from err
+        if written != len(line):
+            raise StorageError(f"could not write {self._file.name}: the disk is full")
         for sink in self._sinks:
             sink.write(record)
 
     def close(self) -> None:
-        """Flush and close every sink."""
+        """Close the file and every sink."""
         self._file.close()
         for sink in self._sinks:
             sink.close()
