@@ -16,6 +16,7 @@ import argparse
 import ctypes.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from lmworks.bench.harness import Row, Spread, interleave, print_rows, save_result
+from lmworks.train.recipe import load_recipe
 
 RECIPE = "recipes/seed_17m.yaml"
 BATCH_SIZE, CONTEXT_LENGTH = 16, 256
 WARM_UP_STEPS = 5
+AUTO_STEPS = 170
 CORPUS_BYTES = 20_000_000
 COMMAND = [sys.executable, "-m", "lmworks.cli.main"]
 
@@ -195,7 +198,7 @@ def main() -> None:
 
 
 def measure(folder: Path, steps: int, rounds: int) -> list[Row]:
-    """All figures. The first round of a compiled contender starts with an empty cache."""
+    """All figures. A compiled contender's first round starts with an empty cache."""
     ours, peer = folder / "cache_ours", folder / "cache_peer"
     contenders: dict[str, Callable[[], dict[str, Any]]] = {
         "lmworks, uncompiled": lambda: lmworks(folder, steps, "off", ours),
@@ -203,31 +206,60 @@ def measure(folder: Path, steps: int, rounds: int) -> list[Row]:
         "lmworks, compiled": lambda: lmworks(folder, steps, "on", ours),
         "transformers, tuned": lambda: transformers(folder, steps, is_tuned=True, cache=peer),
     }
-    speeds, first = defaultdict(list), defaultdict(list)
+    results = defaultdict(list)
     for name, result in interleave(contenders, rounds=rounds):
-        settled = sorted(result["tokens_per_s"][WARM_UP_STEPS:])
-        speeds[name].append(settled[len(settled) // 2])
-        first[name].append(result["first_step_s"])
-        print(f"{name}: {speeds[name][-1]:.0f} tokens/s, first step after {first[name][-1]:.1f} s, "
-              f"last loss {result['loss']:.3f}", file=sys.stderr)  # fmt: skip
-    from lmworks.train.recipe import load_recipe
-
-    config = load_recipe(RECIPE, ["data.files=[x]"]).config.model
-    flops = config.flops_per_token(CONTEXT_LENGTH, training=True)
+        results[name].append(result)
+        _say(name, result)
     peak = matmul_peak_flops_per_s()
-    rows = [Row("matrix-multiply peak, bf16", "torch.mm", "gflop_per_s", Spread.of([peak / 1e9]))]
-    for name in contenders:
-        rows.append(Row("training step", name, "tokens_per_s", Spread.of(speeds[name])))
-        mfu = [speed * flops / peak for speed in speeds[name]]
-        rows.append(Row("training step", name, "mfu", Spread.of(mfu)))
-        is_compiled = name.endswith(("compiled", "tuned")) and "uncompiled" not in name
-        cold, warm = first[name][:1], first[name][1:]
-        if is_compiled and warm:
-            rows.append(Row("first step, cold", name, "s", Spread.of(cold)))
-            rows.append(Row("first step, warm", name, "s", Spread.of(warm)))
-        else:
-            rows.append(Row("first step", name, "s", Spread.of(first[name])))
-    return rows
+    config = load_recipe(RECIPE, ["data.files=[x]"]).config.model
+    flops_per_token = config.flops_per_token(CONTEXT_LENGTH, training=True)
+    rows = [Row("bf16 matrix-multiply peak", "torch.mm", "gflop_per_s", Spread.of([peak / 1e9]))]
+    for name, runs in results.items():
+        speeds = [statistics.median(run["tokens_per_s"][WARM_UP_STEPS:]) for run in runs]
+        mfu = [speed * flops_per_token / peak for speed in speeds]
+        first = [run["first_step_s"] for run in runs]
+        rows += [
+            Row("training step", name, "tokens_per_s", Spread.of(speeds)),
+            Row("training step", name, "mfu", Spread.of(mfu)),
+            Row("first step, nothing cached", name, "s", Spread.of(first[:1])),
+        ]
+        if len(first) > 1:
+            rows.append(Row("first step, cached", name, "s", Spread.of(first[1:])))
+    return rows + out_of_the_box(folder)
+
+
+def out_of_the_box(folder: Path) -> list[Row]:
+    """One longer run as the recipe stands, nothing cached: it starts plain and changes over."""
+    name = "lmworks"
+    result = lmworks(folder, AUTO_STEPS, "auto", folder / "cache_auto")
+    _say(name, result)
+    speeds = result["tokens_per_s"]
+    rows = [Row("first step, nothing cached", name, "s", Spread.of([result["first_step_s"]]))]
+    switch = next((e["step"] for e in result["events"] if "compiled code" in e["event"]), None)
+    if switch is None:
+        print("the run was too short to compile", file=sys.stderr)
+        return rows
+    start = next(e["step"] for e in result["events"] if "on the side" in e["event"])
+    tokens = BATCH_SIZE * CONTEXT_LENGTH
+    wait_s = sum(tokens / speed for speed in speeds[:switch])
+    parts = {"while compiling": speeds[start:switch], "after that": speeds[switch + 1 :]}
+    return [
+        *rows,
+        Row("out of the box, until compiled", name, "s", Spread.of([wait_s])),
+        *(
+            Row(f"out of the box, {when}", name, "tokens_per_s", Spread.of(part))
+            for when, part in parts.items()
+        ),
+    ]
+
+
+def _say(name: str, result: dict[str, Any]) -> None:
+    speed = statistics.median(result["tokens_per_s"][WARM_UP_STEPS:])
+    print(
+        f"{name}: {speed:.0f} tokens/s, first step after {result['first_step_s']:.1f} s, "
+        f"last loss {result['loss']:.3f}",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ void bind_train(nb::module_& m);   // text_train.cpp: pre-tokenization, BPE trai
 void bind_encode(nb::module_& m);  // text_encode.cpp: encoding, decoding
 
 NB_MODULE(_text, m) {
+  // Tokenizers that modules hold until the interpreter ends are no leak.
+  nb::set_leak_warnings(false);
   m.doc() = "Tokenizer core: pre-tokenization, BPE training, encoding.";
   bind_train(m);
   bind_encode(m);

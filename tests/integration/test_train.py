@@ -70,7 +70,7 @@ def test_running_out_of_memory_names_the_biggest_tensors(
     status = launch(argv, run, address_space=400 * MIB)
     output = launch.output.read_text()  # type: ignore[attr-defined]
     assert status == 2, output
-    assert "error: out of memory. Biggest tensors: optimizer state about" in output
+    assert "error: out of memory. Biggest tensors: optimizer moments" in output
     assert "Try train.micro_batch_size=1" in output
 
 

@@ -53,7 +53,7 @@ def save_pretrained(folder: str | Path, model: Decoder) -> None:
     folder = Path(folder)
     weights = {k: v.detach().contiguous() for k, v in model.state_dict().items()}
     with atomic_file(folder / WEIGHTS_FILE) as part:
-        _save_tensors(part, weights)
+        save_tensors(part, weights)
     write_json(folder / CONFIG_FILE, model.config.model_dump(mode="json"))
 
 
@@ -196,10 +196,10 @@ def _first_reason(err: ValidationError) -> str:
     return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
-def _save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; the library's I/O errors become the OSError that they are."""
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file; the library's I/O errors become the OSError that they are."""
     try:
-        save_file(dict(tensors), file)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
     except SafetensorError as err:
         number = re.search(r"os error (\d+)", str(err))
         if number is None:

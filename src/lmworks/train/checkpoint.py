@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lmworks.base.errors import CheckpointError
@@ -33,6 +33,7 @@ from lmworks.base.storage import (
     sha256_file,
     write_text,
 )
+from lmworks.models.pretrained import save_tensors
 
 FORMAT = 1
 LATEST, BEST = "latest", "best"
@@ -192,9 +193,9 @@ def _part_of(path: Path) -> Path:
 def write_snapshot(path: Path, snapshot: Snapshot) -> Path:
     """Write one checkpoint folder and return it; `path` must not exist."""
     with atomic_dir(path) as part:
-        _save_tensors(part / MODEL_FILE, snapshot.weights)
-        _save_tensors(part / OPTIMIZER_FILE, snapshot.optimizer)
-        _save_tensors(part / RNG_FILE, snapshot.rng)
+        save_tensors(part / MODEL_FILE, snapshot.weights)
+        save_tensors(part / OPTIMIZER_FILE, snapshot.optimizer)
+        save_tensors(part / RNG_FILE, snapshot.rng)
         _dump_json(part / CONFIG_FILE, snapshot.model_config)
         files = {
             file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
@@ -313,17 +314,6 @@ def _dump_json(file: Path, value: Mapping[str, Any]) -> None:
 
 def _read_pointer(file: Path) -> str | None:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else None
-
-
-def _save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; the library's I/O errors become the OSError that they are."""
-    try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
-    except SafetensorError as err:
-        number = re.search(r"os error (\d+)", str(err))
-        if number is None:
-            raise
-        raise OSError(int(number.group(1)), str(err)) from err
 
 
 def _load_tensors(file: Path) -> dict[str, Tensor]:

@@ -223,7 +223,7 @@ def test_running_out_of_memory_names_the_biggest_tensors_and_what_to_reduce(
     with pytest.raises(TrainingError, match="out of memory") as caught:
         run_training(run)
     message = str(caught.value)
-    for part in ("parameters", "optimizer state", "activations", "train.micro_batch_size=1"):
+    for part in ("weights", "optimizer moments", "activations", "train.micro_batch_size=1"):
         assert part in message
 
 
