@@ -1,0 +1,156 @@
+"""When the blocks change over to compiled code, and what a resumed run does about it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmworks.train import compile as compile_module
+from lmworks.train.compile import Compilation, compile_blocks
+
+
+class Clock:
+    """Stands in for the `time` module: every look at it is `step_s` later."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def perf_counter(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+@pytest.fixture
+def layers() -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+
+@pytest.fixture
+def switched(monkeypatch: pytest.MonkeyPatch) -> list[nn.ModuleList]:
+    """Module lists that were compiled; nothing is really compiled."""
+    done: list[nn.ModuleList] = []
+    monkeypatch.setattr(compile_module, "compile_blocks", done.append)
+    return done
+
+
+def make(layers: nn.ModuleList, folder: Path, **changes: Any) -> Compilation:
+    options = {"mode": "auto", "total_steps": 1000, **changes}
+    return Compilation(
+        layers, recipe_file=folder / "recipe.yaml", record=folder / "compiled.json", **options
+    )
+
+
+def start_child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let the compiling process run `code` instead."""
+
+    def start(recipe_file: Path) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(compile_module, "_start", start)
+
+
+def run_until_note(compilation: Compilation, word: str, *, first: int = 0) -> int:
+    """Go through steps until a line with `word` comes; returns the step."""
+    for step in range(first, first + 200_000):
+        if word in compilation.before_step(step):
+            return step
+    raise AssertionError(f"no line with {word!r}")
+
+
+def test_off_never_compiles(layers: nn.ModuleList, tmp_path: Path, switched: list[Any]) -> None:
+    compilation = make(layers, tmp_path, mode="off")
+    assert [compilation.before_step(step) for step in range(9)] == [""] * 9
+    assert not switched
+
+
+def test_on_compiles_before_the_first_step(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any]
+) -> None:
+    assert "from step 1 on" in make(layers, tmp_path, mode="on").before_step(0)
+    assert switched == [layers]
+
+
+def test_a_short_run_is_not_compiled(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=0.01))
+    compilation = make(layers, tmp_path)
+    assert [compilation.before_step(step) for step in range(20)] == [""] * 20
+    assert not switched
+
+
+def test_a_long_run_changes_over_when_the_other_process_is_done(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=1.0))
+    start_child(monkeypatch, "")
+    compilation = make(layers, tmp_path)
+    started = run_until_note(compilation, "on the side")
+    step = run_until_note(compilation, "compiled code", first=started + 1)
+    assert switched == [layers]
+    assert json.loads((tmp_path / "compiled.json").read_text()) == {"compiled_after_step": step}
+    assert compilation.before_step(step + 1) == ""
+
+
+def test_a_failed_compilation_leaves_the_run_as_it_is_and_says_why(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=1.0))
+    start_child(monkeypatch, "raise SystemExit('the compiler is broken')")
+    compilation = make(layers, tmp_path)
+    started = run_until_note(compilation, "on the side")
+    run_until_note(compilation, "the compiler is broken", first=started + 1)
+    assert not switched
+    assert not (tmp_path / "compiled.json").exists()
+
+
+def test_without_a_compiler_the_run_goes_on_and_says_so(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=1.0))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    run_until_note(make(layers, tmp_path), "no C++ compiler found")
+    assert not switched
+
+
+def test_a_resumed_run_changes_over_at_the_recorded_step(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any]
+) -> None:
+    (tmp_path / "compiled.json").write_text('{"compiled_after_step": 7}')
+    assert run_until_note(make(layers, tmp_path), "compiled code", first=3) == 7
+    assert run_until_note(make(layers, tmp_path), "compiled code", first=9) == 9
+
+
+def test_closing_ends_the_other_process(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=1.0))
+    start_child(monkeypatch, "import time; time.sleep(600)")
+    compilation = make(layers, tmp_path)
+    run_until_note(compilation, "on the side")
+    compilation.close()
+    assert compilation.before_step(50) == ""
+    assert not switched
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_like_plain_ones_and_only_in_training() -> None:
+    torch.manual_seed(0)
+    plain = nn.ModuleList([nn.Linear(4, 4)])
+    compiled = nn.ModuleList([nn.Linear(4, 4)])
+    compiled.load_state_dict(plain.state_dict())
+    compile_blocks(compiled)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(compiled[0](x), plain[0](x))
+    plain[0](x).sum().backward()
+    compiled[0](x).sum().backward()
+    pairs = zip(compiled.parameters(), plain.parameters(), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a.grad, b.grad)
+    with torch.no_grad():
+        assert torch.equal(compiled[0](x), plain[0](x))
