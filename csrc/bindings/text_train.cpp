@@ -90,8 +90,10 @@ auto run_watched(nb::object report, Work work) {
 }
 
 // Byte offset of the first invalid UTF-8, or None.
-nb::object count_file(lmworks::BpeTrainer& trainer, const std::string& path,
+// The path is bytes, as the system has it: a file's name need not be UTF-8.
+nb::object count_file(lmworks::BpeTrainer& trainer, const nb::bytes& path_bytes,
                       bool allow_invalid_utf8, nb::object report) {
+  const std::string path(path_bytes.c_str(), path_bytes.size());
   try {
     const auto result = run_watched(std::move(report), [&](const lmworks::Progress& progress) {
       return trainer.count_file(path, allow_invalid_utf8, progress);

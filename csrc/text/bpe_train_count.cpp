@@ -8,14 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <system_error>
-#include <thread>
 
 #include "bpe_train_words.h"
 #include "lmworks/bpe_train.h"
+#include "threads.h"
 
 namespace lmworks {
 
@@ -79,7 +77,6 @@ class SpecialFinder {
 namespace {
 
 constexpr size_t kBlockBytes = 2 << 20;
-constexpr std::chrono::milliseconds kPollInterval{50};
 
 const uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const uint8_t*>(text.data());
@@ -92,11 +89,12 @@ class MappedFile {
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
     struct stat info;
-    if (fstat(fd, &info) == 0 && info.st_size > 0) {
+    int error = fstat(fd, &info) == 0 ? 0 : errno;
+    if (error == 0 && info.st_size > 0) {
       size_ = info.st_size;
       data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+      if (data_ == MAP_FAILED) error = errno;
     }
-    const int error = data_ == MAP_FAILED ? errno : 0;
     close(fd);
     if (error != 0) throw std::system_error(error, std::generic_category(), path);
   }
@@ -121,39 +119,6 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Runs work(thread index) on num_threads threads; poll() is called meanwhile on this one.
-void run_threads(size_t num_threads, const std::function<void(size_t)>& work,
-                 const std::function<void()>& poll) {
-  std::mutex mutex;
-  std::condition_variable done;
-  size_t num_running = num_threads;
-  std::exception_ptr error;
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < num_threads; ++i) {
-    threads.emplace_back([&, i] {
-      std::exception_ptr mine;
-      try {
-        work(i);
-      } catch (...) {
-        mine = std::current_exception();
-      }
-      const std::lock_guard lock(mutex);
-      if (mine) error = mine;
-      --num_running;
-      done.notify_all();
-    });
-  }
-  std::unique_lock lock(mutex);
-  while (!done.wait_for(lock, kPollInterval, [&] { return num_running == 0; })) {
-    lock.unlock();
-    poll();
-    lock.lock();
-  }
-  lock.unlock();
-  for (std::thread& t : threads) t.join();
-  if (error) std::rethrow_exception(error);
-}
-
 // Counts the pieces of text between special tokens. `readable` is the end of loadable memory.
 template <Pattern P>
 void count_pieces(std::string_view text, const uint8_t* readable, const SpecialFinder& specials,
@@ -170,7 +135,6 @@ void count_pieces(std::string_view text, const uint8_t* readable, const SpecialF
     if (special.empty()) break;
     from = special.data() + special.size() - text.data();
   }
-  table.flush();
 }
 
 // Hands out consecutive blocks that may be counted apart.

@@ -12,10 +12,10 @@
 // with it, is therefore new when its merge is made.
 #include <algorithm>
 #include <stdexcept>
-#include <thread>
 
 #include "bpe_train_words.h"
 #include "lmworks/bpe_train.h"
+#include "threads.h"
 
 namespace lmworks {
 namespace {
@@ -380,14 +380,11 @@ std::vector<std::unique_ptr<WordTable>> combine(std::vector<std::unique_ptr<Word
   const size_t n = tables.size();
   if (n == 1) return tables;
   std::vector<std::unique_ptr<WordTable>> parts(n);
-  std::vector<std::thread> threads;
-  for (size_t part = 0; part < n; ++part) {
-    threads.emplace_back([&, part] {
-      parts[part] = std::make_unique<WordTable>();
-      for (const auto& t : tables) parts[part]->add_part(*t, part, n);
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  const auto work = [&](size_t part) {
+    parts[part] = std::make_unique<WordTable>();
+    for (const auto& t : tables) parts[part]->add_part(*t, part, n);
+  };
+  run_threads(n, work, [] {});
   return parts;
 }
 
@@ -413,6 +410,7 @@ Words words_of(std::vector<std::unique_ptr<WordTable>> tables) {
 
 std::vector<Merge> BpeTrainer::train(uint64_t max_merges, const Progress& progress) {
   const size_t num_threads = tables_.size();
+  for (const auto& t : tables_) t->flush();
   Merger merger(words_of(combine(std::move(tables_))));
   tables_.clear();
   for (size_t i = 0; i < num_threads; ++i) tables_.push_back(std::make_unique<WordTable>());

@@ -61,7 +61,7 @@ class WordTable {
     front = {lo, hi, 1};
   }
 
-  // Moves what waits in front of the table into it.
+  // Moves what waits in front of the table into it; needed before the words are read.
   void flush() {
     for (Short& s : front_) {
       evict(s);

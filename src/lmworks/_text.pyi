@@ -19,7 +19,7 @@ class BpeTrainer:
 
     def __init__(self, pattern: str, special_tokens: Sequence[bytes], num_threads: int) -> None: ...
     def count_file(
-        self, path: str, allow_invalid_utf8: bool, report: Callable[[int, int], None] | None
+        self, path: bytes, allow_invalid_utf8: bool, report: Callable[[int, int], None] | None
     ) -> int | None:
         """Offset of the first byte that is not UTF-8, or None."""
     def count_texts(self, texts: list[bytes]) -> None: ...

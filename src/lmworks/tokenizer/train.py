@@ -4,6 +4,7 @@ The work is native (csrc/text/bpe_train_*.cpp); train_reference.py is the same i
 Files are memory-mapped and read once, by all threads; the result does not depend on their number.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from lmworks.base.machine import num_usable_cores
 from lmworks.tokenizer.base import END_OF_TEXT, to_bytes
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.pretokenize import check_pattern
+from lmworks.tokenizer.special import SpecialTokens
 
 Merges = list[tuple[bytes, bytes]]
 Progress = Callable[[str, int, int], None]
@@ -48,7 +50,8 @@ def train_bpe(
 
     Raises:
         ConfigError: vocab_size has no room for bytes and special tokens, or an unknown pattern.
-        DataError: a file is missing, empty of text, or not UTF-8.
+        DataError: a file is missing, empty of text, or not UTF-8; a special token is too long or
+            not valid Unicode.
     """
     if not files:
         raise ConfigError("no files to train a tokenizer on; give at least one text file")
@@ -100,12 +103,15 @@ def _new_trainer(
         raise ConfigError("a special token is empty; each needs at least one character")
     if len(set(specials)) != len(specials):
         raise ConfigError(f"special tokens repeat: {list(special_tokens)}; each may occur once")
+    SpecialTokens(dict.fromkeys(special_tokens, 0))  # refuses what the tokenizer would, but now
     smallest = 256 + len(specials)
     if vocab_size < smallest:
         raise ConfigError(
             f"vocab_size={vocab_size} has no room for 256 bytes and {len(specials)} special "
             f"tokens; use {smallest} or more"
         )
+    if vocab_size >= _text.MAX_TOKENS:
+        raise ConfigError(f"vocab_size={vocab_size}; fewer than {_text.MAX_TOKENS} are possible")
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads={num_threads}; use 1 or more")
     trainer = _text.BpeTrainer(check_pattern(pattern), specials, num_threads or num_usable_cores())
@@ -128,13 +134,14 @@ def _count_file(
     report: Callable[[int, int], None] | None,
 ) -> None:
     try:
-        error_offset = trainer.count_file(str(path), allow_invalid_utf8, report)
+        error_offset = trainer.count_file(os.fsencode(path), allow_invalid_utf8, report)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     if error_offset is not None:
         raise DataError(
             f"{path} is not UTF-8: invalid byte at offset {error_offset:,}; convert it "
-            f"(iconv -f LATIN1 -t UTF-8), or train on the raw bytes with allow_invalid_utf8=True"
+            "(iconv -f LATIN1 -t UTF-8), or train on the raw bytes with --allow-invalid-utf8 "
+            "(allow_invalid_utf8=True)"
         )
 
 

@@ -1,6 +1,8 @@
 """BPE training: merges equal the reference, and every wrong input is told plainly."""
 
+import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,7 @@ def test_file_cut_into_blocks_gives_the_merges_of_the_whole_text(
     tmp_path: Path, corpus: bytes, num_threads: int
 ) -> None:
     trainer = _text.BpeTrainer("gpt2", [EOT], num_threads)
-    assert trainer.count_file(str(write(tmp_path, corpus)), False, None) is None
+    assert trainer.count_file(bytes(write(tmp_path, corpus)), False, None) is None
     assert trainer.train(600, None) == native_merges([corpus], 600, specials=[EOT])
 
 
@@ -94,7 +96,7 @@ def test_blocks_are_not_cut_inside_a_special_token_with_blanks(tmp_path: Path) -
     special = b"a b c d"
     corpus = (special + b"xy z ") * (BLOCK_BYTES // 6)
     trainer = _text.BpeTrainer("gpt2", [special], 2)
-    trainer.count_file(str(write(tmp_path, corpus)), False, None)
+    trainer.count_file(bytes(write(tmp_path, corpus)), False, None)
     assert trainer.train(50, None) == native_merges([corpus], 50, specials=[special])
 
 
@@ -155,6 +157,8 @@ def test_empty_corpus_is_refused(tmp_path: Path) -> None:
 def test_vocabulary_smaller_than_bytes_and_specials_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=256 .* use 257 or more"):
         train_bpe_from_iterator(["text"], 256)
+    with pytest.raises(ConfigError, match=r"vocab_size=3000000; fewer than 2097151"):
+        train_bpe_from_iterator(["text"], 3_000_000)
     assert train_bpe_from_iterator(["text"], 257).vocab_size == 257
 
 
@@ -188,6 +192,27 @@ def test_special_tokens_must_be_distinct_and_not_empty() -> None:
         train_bpe_from_iterator(["text"], 300, special_tokens=["<a>", "<a>"])
     with pytest.raises(ConfigError, match="empty"):
         train_bpe_from_iterator(["text"], 300, special_tokens=[""])
+
+
+def test_special_tokens_are_checked_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_text, "BpeTrainer")
+    with pytest.raises(DataError, match="2000 bytes"):
+        train_bpe_from_iterator(["text"], 300, special_tokens=["x" * 2000])
+    with pytest.raises(DataError, match="not valid Unicode"):
+        train_bpe_from_iterator(["text"], 300, special_tokens=["\ud800"])
+
+
+def test_many_small_texts_take_no_fixed_cost_each() -> None:
+    start_s = time.process_time()
+    assert len(native_merges([b"abc"] * 300_000, 2, specials=[])) == 2
+    # A walk over a table per text would take several seconds.
+    assert time.process_time() - start_s < 2
+
+
+def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_bytes(b"some text")
+    assert train_bpe([path], 258).vocab_size == 258
 
 
 def test_unknown_pattern_and_thread_count_are_refused() -> None:
