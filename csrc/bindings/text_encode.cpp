@@ -243,10 +243,11 @@ nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::
       offsets.push_back(all.size());
     }
   }
-  for (auto& cache : caches) caches_.push_back(std::move(cache));
+  // An error may have left its cache half-changed: then none is kept.
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+  for (auto& cache : caches) caches_.push_back(std::move(cache));
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
   auto* const starts = new std::vector<uint64_t>(std::move(offsets));
   const nb::capsule owner(starts,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmworks import _text
-from lmworks.base.errors import DataError
+from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.machine import num_usable_cores
 from lmworks.tokenizer.base import Tokenizer, pack_tokens, to_bytes
 from lmworks.tokenizer.normalize import nfc_bytes, nfc_cut
@@ -185,8 +185,10 @@ class BPETokenizer(Tokenizer):
             return self._encode_batch_normalized(texts, allowed_special, disallowed_special)
         if num_threads is None:
             num_threads = num_usable_cores()
+        if num_threads < 1:
+            raise ConfigError(f"num_threads={num_threads}; use 1 or more")
         actions = self._specials.actions(allowed_special, disallowed_special)
-        found = self._encoder.encode_batch(list(map(to_bytes, texts)), actions, max(1, num_threads))
+        found = self._encoder.encode_batch(list(map(to_bytes, texts)), actions, num_threads)
         if isinstance(found, int):
             raise self._specials.forbidden(found)
         return found

@@ -7,6 +7,7 @@ the outcome is a tokenizer or a DataError that says what is wrong, where, and wh
 
 import base64
 import binascii
+import heapq
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -179,6 +180,7 @@ def recover_merges(tokens: Sequence[bytes | None]) -> tuple[list[tuple[int, int]
     then every split into two tokens is a merge.
     """
     rank_of = {token: rank for rank, token in enumerate(tokens) if token is not None}
+    sizes = sorted({len(token) for token in rank_of})
     merges: list[tuple[int, int]] = []
     has_unreachable = False
     for token, rank in rank_of.items():
@@ -189,23 +191,44 @@ def recover_merges(tokens: Sequence[bytes | None]) -> tuple[list[tuple[int, int]
             merges.append((rank_of[parts[0]], rank_of[parts[1]]))
             continue
         has_unreachable = True
-        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        # Only at sizes that tokens have: a long token of a hostile file would take its square.
+        splits = ((token[:i], token[i:]) for i in sizes if 0 < i < len(token))
         merges += [(rank_of[a], rank_of[b]) for a, b in splits if a in rank_of and b in rank_of]
     return merges, has_unreachable
 
 
 def _merge_below(token: bytes, limit: int, rank_of: Mapping[bytes, int]) -> list[bytes]:
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        pairs = [
-            (rank, i)
-            for i in range(len(parts) - 1)
-            if (rank := rank_of.get(parts[i] + parts[i + 1], limit)) < limit
-        ]
-        if not pairs:
-            break
-        i = min(pairs)[1]
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    """The tokens that `token` is left in by all merges of rank below `limit`, or the last two.
+
+    A heap of (rank, start, end) over parts that know their neighbours; an entry counts while both
+    of its parts still stand. O(n log n) look-ups, for tokens may be long.
+    """
+    size = len(token)
+    end_of = list(range(1, size + 1))  # by where a part starts; 0: merged into the one before
+    start_of = list(range(-1, size))  # of the part that ends here
+    heap: list[tuple[int, int, int]] = []
+
+    def push(start: int, end: int) -> None:
+        rank = rank_of.get(token[start:end], limit)
+        if rank < limit:
+            heapq.heappush(heap, (rank, start, end))
+
+    for i in range(size - 1):
+        push(i, i + 2)
+    num_parts = size
+    while heap and num_parts > 2:
+        _, start, end = heapq.heappop(heap)
+        middle = end_of[start]
+        if not start < middle < end or end_of[middle] != end:
+            continue
+        end_of[start], end_of[middle] = end, 0
+        start_of[end] = start
+        num_parts -= 1
+        if end < size:
+            push(start, end_of[end])
+        if start > 0:
+            push(start_of[start], end)
+    parts = [token[i:end] for i, end in enumerate(end_of) if end]
     return [part for part in parts if part in rank_of]
 
 

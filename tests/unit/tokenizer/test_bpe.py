@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmworks import _text
-from lmworks.base.errors import DataError
+from lmworks.base.errors import ConfigError, DataError
 from lmworks.tokenizer.bpe import BPETokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
@@ -161,6 +161,11 @@ def test_a_forked_process_encodes(gpt2: BPETokenizer) -> None:
     gpt2.encode_batch(["hello"] * 4, num_threads=2)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(_child, (gpt2,)) == gpt2.encode("hello world")
+
+
+def test_a_batch_needs_a_thread(gpt2: BPETokenizer) -> None:
+    with pytest.raises(ConfigError, match="num_threads=0; use 1 or more"):
+        gpt2.encode_batch(["a"], num_threads=0)
 
 
 @pytest.mark.parametrize("bad", [[-1], [10**6], [2**40], [1.5], [[1]], ["a"]])

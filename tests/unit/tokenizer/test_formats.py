@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lmworks.tokenizer import formats, huggingface, load, load_tiktoken, save
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
+from lmworks.tokenizer.train import train_bpe_from_iterator
 
 BYTES = [bytes([i]) for i in range(256)]
 
@@ -76,12 +78,28 @@ def test_merges_that_ids_do_not_order_have_no_tiktoken_form() -> None:
 
 def test_tokens_that_no_merge_reaches_are_taken_whole(tmp_path: Path) -> None:
     # Rank 256 is three bytes: tiktoken finds it only as a whole piece.
-    lines = [base64.b64encode(t) + b" %d\n" % i for i, t in enumerate([*BYTES, b"abc", b"bc"])]
-    (tmp_path / "x.tiktoken").write_bytes(b"".join(lines))
+    (tmp_path / "x.tiktoken").write_bytes(rank_file([*BYTES, b"abc", b"bc"]))
     tokenizer = load_tiktoken(tmp_path / "x.tiktoken", "gpt2")
     assert tokenizer.ignore_merges
     assert tokenizer.encode("abc") == [256]
     assert tokenizer.encode("abcd") == [256, 100]  # "bc" meets "a" inside the longer piece
+
+
+def rank_file(tokens: list[bytes]) -> bytes:
+    return b"".join(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(tokens))
+
+
+def test_a_long_token_of_merged_halves_reads_back(tmp_path: Path) -> None:
+    tokenizer = train_bpe_from_iterator(["a" * (1 << 17)], 300)
+    assert max(len(token or b"") for token in tokenizer.tokens) == 1 << 17
+    save(tokenizer, tmp_path / "x.tiktoken", format="tiktoken")
+    assert load_tiktoken(tmp_path / "x.tiktoken", "gpt2", tokenizer.special_tokens) == tokenizer
+
+
+def test_a_long_token_that_no_merge_reaches_takes_no_quadratic_work(tmp_path: Path) -> None:
+    token = random.Random(0).randbytes(1_000_000)
+    (tmp_path / "x.tiktoken").write_bytes(rank_file([*BYTES, token]))
+    assert load_tiktoken(tmp_path / "x.tiktoken", "gpt2").encode(token)[0] < 256
 
 
 # ---- against the peers ----
@@ -321,6 +339,7 @@ def test_what_is_no_tokenizer_file_is_refused(
         (b"IQ== 0\nIg== 0\n", "line 2: rank 0 is given twice"),
         (b"IQ== 0\nIQ== 1\n", "both"),
         (b"IQ== 0\n", "single bytes"),
+        (b"IQ== 0\nISI= 1\n", "single bytes"),
     ],
 )
 def test_a_damaged_rank_file_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
