@@ -85,6 +85,14 @@ def test_one_query_sees_every_key() -> None:
     torch.testing.assert_close(last.double(), expected, rtol=0, atol=BF16_EPS * 8 * 5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_last_of_fewer_queries_than_keys_is_at_the_last_key(dtype: torch.dtype) -> None:
+    q, k, v = random_qkv((2, 4, 2, 9, 8), dtype)
+    expected = plain(q.double(), k.double(), v.double())[:, :, -4:]
+    bound = 1e-5 if dtype == torch.float32 else BF16_EPS * 8 * 5
+    torch.testing.assert_close(attention(q[:, :, -4:], k, v).double(), expected, rtol=0, atol=bound)
+
+
 def test_a_mask_limits_what_a_query_sees() -> None:
     q, k, v = random_qkv((1, 2, 2, 4, 8), torch.float32)
     mask = torch.eye(4, dtype=torch.bool)

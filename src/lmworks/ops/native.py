@@ -16,14 +16,20 @@ _ISA_NAMES = ("portable", "avx2", "avx512")
 
 @functools.cache
 def load() -> None:
-    """Load the library once; raises ConfigError when it was not built."""
+    """Load the library once; raises ConfigError when it was not built or does not fit torch."""
     spec = importlib.util.find_spec("lmworks._ops")
     if spec is None or spec.origin is None:
         raise ConfigError(
             "the native kernels (lmworks/_ops.so) are not installed; reinstall with "
             "`pip install .` and a C++20 compiler, or set LMWORKS_KERNELS=reference"
         )
-    torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
+    try:
+        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
+    except OSError as err:
+        raise ConfigError(
+            f"the native kernels do not load with torch {torch.__version__} ({err}); reinstall "
+            "with `pip install .`, or set LMWORKS_KERNELS=reference"
+        ) from None
 
 
 def isa_name() -> str:

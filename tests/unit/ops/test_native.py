@@ -18,6 +18,15 @@ def test_an_unknown_instruction_set_names_the_known_ones(monkeypatch):
         native.isa_name()
 
 
+def test_a_library_that_does_not_load_says_what_to_do(monkeypatch):
+    def fail(path):
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr("torch.ops.load_library", fail)
+    with pytest.raises(ConfigError, match=r"do not load with torch .*undefined symbol"):
+        native.load.__wrapped__()
+
+
 def test_a_missing_library_says_what_to_do(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="LMWORKS_KERNELS=reference"):

@@ -48,6 +48,10 @@ def attention(
         and 1 < num_queries == num_keys <= MAX_KEYS
     ):
         return materialized_attention(q_BHTD, k_BKSD, v_BKSD)
+    if mask is None and 1 < num_queries != num_keys:
+        # torch's is_causal would put the first query at the first key.
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q_BHTD.device)
+        mask = mask.tril(num_keys - num_queries)
     # A single query is the newest token: it sees every key, which needs no mask.
     return F.scaled_dot_product_attention(
         q_BHTD,
