@@ -14,7 +14,7 @@ Rules that make the result predictable:
 import difflib
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -231,8 +231,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, Hashable):
+            raise ConfigError(f"line {line}: {key!r} cannot be a key; use a word")
         if key in seen:
-            line = key_node.start_mark.line + 1
             raise ConfigError(f"line {line}: key {key!r} is given twice; keep one")
         seen[key] = loader.construct_object(value_node, deep=True)
     return seen
@@ -248,6 +250,8 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {err}") from None
     except (yaml.YAMLError, ValueError) as err:
         raise ConfigError(f"{where}: not valid YAML ({err})") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
 
 
 def _nearest_file(path: Path) -> str:

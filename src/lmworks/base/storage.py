@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -17,7 +18,25 @@ from typing import Any
 
 from lmworks.base.errors import StorageError
 
-_FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_DISK = "the disk is full or a size limit was hit; free some space and run it again"
+_NO_PERMISSION = "no permission to write there"
+_IN_THE_WAY = "something else of that name, or of a parent's name, is in the way; choose another"
+_REASONS = {
+    errno.ENOSPC: _FULL_DISK,
+    errno.EDQUOT: _FULL_DISK,
+    errno.EFBIG: _FULL_DISK,
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: _NO_PERMISSION,
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTEMPTY: _IN_THE_WAY,
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+    errno.EIO: "the device failed; choose another disk",
+}
+# What `part_path` makes, and nothing else: these files are deleted unasked.
+_PART_NAME = re.compile(r"\..+\.part-[0-9a-f]{8}")
 
 
 @contextlib.contextmanager
@@ -27,7 +46,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     On any failure the temporary file is removed and `path` keeps its old content.
     """
     path = Path(path)
-    part = _part_path(path)
+    part = part_path(path)
     with _storage_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +65,7 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
     `path` must not exist yet. On any failure the temporary folder is removed.
     """
     path = Path(path)
-    part = _part_path(path)
+    part = part_path(path)
     with _storage_errors(path):
         try:
             part.mkdir(parents=True)
@@ -62,12 +81,23 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Delete what killed writers left in `folder`. Call only when no writer is alive."""
+    """Delete what killed writers left directly in `folder`. Call only when no writer is alive.
+
+    Only names that `part_path` makes count. What cannot be deleted stays: it is in nobody's way.
+    """
     for part in Path(folder).glob(".*.part-*"):
-        if part.is_dir():
+        if _PART_NAME.fullmatch(part.name) is None:
+            continue
+        if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part, ignore_errors=True)
         else:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def part_path(path: Path) -> Path:
+    """A new hidden name beside `path` for what is not finished; `remove_parts` knows it."""
+    return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -101,10 +131,6 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def _part_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
-
-
 @contextlib.contextmanager
 def _storage_errors(path: Path) -> Iterator[None]:
     try:
@@ -112,10 +138,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as err:
-        if err.errno in _FULL_DISK_ERRNOS:
-            what = "the disk is full or a size limit was hit; free some space and run it again"
-        elif err.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            what = "no permission to write there"
-        else:
+        what = _REASONS.get(err.errno or 0)
+        if what is None:
             raise
         raise StorageError(f"could not write {path}: {what} ({err.strerror})") from err
