@@ -11,12 +11,11 @@ import fcntl
 import glob
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from lmworks.base.errors import ConfigError
-from lmworks.base.storage import atomic_dir
+from lmworks.base.storage import atomic_dir, part_path
 from lmworks.data.shard import MANIFEST_NAME
 
 _AT_FDCWD = -100
@@ -36,17 +35,17 @@ def new_folder(out: str | Path, *, overwrite: bool) -> Iterator[Path]:
     if replace:
         _refuse_replacing(out, overwrite)
     _remove_abandoned(out)
-    target = out.with_name(f".{out.name}.part-{uuid.uuid4().hex[:8]}") if replace else out
-    with atomic_dir(target) as part:
-        lock = os.open(part, os.O_RDONLY)
-        try:
+    target = part_path(out) if replace else out
+    with contextlib.ExitStack() as stack:
+        with atomic_dir(target) as part:
+            # The folder keeps its lock through the renames, until it stands at `out`.
+            lock = os.open(part, os.O_RDONLY)
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield part
-        finally:
-            os.close(lock)
-    if replace:
-        _exchange(target, out)
-        shutil.rmtree(target)
+        if replace:
+            _exchange(target, out)
+            shutil.rmtree(target)
 
 
 def _refuse_replacing(out: Path, overwrite: bool) -> None:

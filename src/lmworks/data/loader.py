@@ -51,7 +51,6 @@ Order = Literal["shuffled", "random", "sequential"]
 _STATE_VERSION = 1
 _ROUNDS = 4
 _U64 = np.uint64
-_MASK64 = (1 << 64) - 1
 
 Array = npt.NDArray[Any]
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmworks.base.errors import ConfigError, DataError, LmworksError
+from lmworks.base.machine import num_usable_cores
 from lmworks.data.folder import new_folder
 from lmworks.data.read import Document, DocumentReader
 from lmworks.data.shard import DEFAULT_MAX_SHARD_TOKENS, Manifest, ShardWriter, Tokens, dtype_for
@@ -125,7 +126,7 @@ def pack(
     sides = ["train", "val"] if val_fraction else [""]
     batches = _report_progress(_batches(reader), reader, progress)
     if num_workers is None:
-        num_workers = _num_cores() if reader.total_bytes > _MIN_POOL_BYTES else 1
+        num_workers = num_usable_cores() if reader.total_bytes > _MIN_POOL_BYTES else 1
     with new_folder(out, overwrite=overwrite) as part, ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -144,7 +145,10 @@ def pack(
             writer.finish(
                 tokenizer_kind=tokenizer.kind,
                 tokenizer_fingerprint=tokenizer.fingerprint,
-                sources=tuple(map(str, reader.files)),
+                # A file's name need not be UTF-8, the manifest must be.
+                sources=tuple(
+                    os.fsencode(file).decode("utf-8", "backslashreplace") for file in reader.files
+                ),
             )
             for writer in writers
         ]
@@ -223,11 +227,6 @@ def _checked(
             " document; train it with special_tokens=['<|endoftext|>']"
         )
     return tokenizer.eot_id
-
-
-def _num_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only; it respects taskset and cgroups
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

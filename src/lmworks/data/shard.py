@@ -66,7 +66,7 @@ class Manifest(Config):
     num_documents: int
     num_tokens: int
     """All tokens, end-of-text tokens included."""
-    text_bytes: int
+    text_bytes: int = Field(ge=0)
     """UTF-8 bytes of the documents' text, for bits per byte."""
     sources: tuple[str, ...]
     """Input files, as they were named."""
@@ -230,7 +230,7 @@ class ShardSet:
         self._shards: list[Tokens] = []
         dtype = _DTYPES[manifest.dtype]
         for info in manifest.shards:
-            mapped = np.memmap(path / f"{info.name}.bin", dtype=dtype, mode="r")
+            mapped = _mapped(path / f"{info.name}.bin", dtype)
             # A plain array: slicing the memmap class costs several times as much.
             self._shards.append(np.asarray(mapped))
             self._starts.append(self._starts[-1] + info.num_tokens)
@@ -378,6 +378,13 @@ def _check_sums(file: Path, manifest: Manifest) -> None:
     )
     if not sane:
         raise DataError(f"{file}: its counts contradict each other; pack the text again")
+
+
+def _mapped(file: Path, dtype: np.dtype[Any]) -> Tokens:
+    try:
+        return np.memmap(file, dtype=dtype, mode="r")
+    except OSError as err:
+        raise DataError(f"{file}: cannot be read ({err.strerror})") from None
 
 
 def _check_size(file: Path, expected_bytes: int) -> None:

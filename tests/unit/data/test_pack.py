@@ -200,6 +200,13 @@ def test_a_tokenizer_whose_ids_exceed_its_vocabulary_is_refused(
     assert not (tmp_path / "o").exists()
 
 
+def test_a_file_whose_name_is_not_utf8_is_packed(tmp_path: Path, tokenizer: Any) -> None:
+    source = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    source.write_text("x")
+    pack([source], tmp_path / "o", tokenizer)
+    assert open_shards(tmp_path / "o").manifest.sources == (f"{tmp_path}/caf\\xe9.txt",)
+
+
 def test_a_fault_in_the_input_leaves_nothing(tmp_path: Path, tokenizer: Any) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", MANY)
     source.write_text(source.read_text() + "{oops\n")

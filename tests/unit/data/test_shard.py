@@ -135,6 +135,7 @@ def test_the_parent_of_a_split_points_at_its_parts(make_shards: MakeShards, tmp_
     [
         ({"num_tokens": 14}, "counts contradict each other"),
         ({"max_token_id": 10}, "counts contradict each other"),
+        ({"text_bytes": -1}, "text_bytes: input should be greater"),
         ({"shards": []}, "counts contradict each other"),
         ({"version": 2}, r"format and version are \('lmworks.tokens', 2\)"),
         ({"dtype": "int8"}, "dtype: input should be"),
