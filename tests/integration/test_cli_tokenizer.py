@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmworks.cli.main import main
+from lmworks.tokenizer import load
 
 TEXT = "The quick brown fox jumps over the lazy dog. The end.\n" * 40
 
@@ -34,6 +35,46 @@ def test_train_writes_each_kind(
     assert main(["tokenizer", *argv]) == 0
     assert json.loads(out.read_text(encoding="utf-8"))["kind"] == kind
     assert f"trained a {kind} tokenizer" in capsys.readouterr().out
+
+
+def test_train_says_when_the_text_gives_fewer_tokens(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["tokenizer", "train", str(corpus), "--out", str(tmp_path / "t.json")]
+    assert main(argv) == 0
+    assert "the text gives only 294 of the 10,000 tokens" in capsys.readouterr().out
+    assert main([*argv, "--kind", "byte"]) == 0
+    assert "the text gives" not in capsys.readouterr().out
+
+
+def test_train_takes_bytes_that_are_no_text_when_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, out = tmp_path / "corpus.bin", tmp_path / "t.json"
+    corpus.write_bytes(b"\xff\xfe" * 100)
+    argv = ["tokenizer", "train", str(corpus), "--vocab-size", "258", "--out", str(out)]
+    assert main(argv) == 2
+    assert "--allow-invalid-utf8" in capsys.readouterr().err
+    assert main([*argv, "--allow-invalid-utf8"]) == 0
+    assert load(out).token_bytes(256) == b"\xff\xfe"
+
+
+def test_text_of_the_command_line_that_is_not_utf8_is_shown(
+    tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["tokenizer", "encode", str(tokenizer), "a\udcff", "--show"]) == 0
+    assert "4 tokens, 4 bytes" in capsys.readouterr().out
+
+
+def test_a_count_that_is_none_is_told_plainly(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for bad in ("ten", "0", "-5", "1.5"):
+        with pytest.raises(SystemExit) as stop:
+            main(["tokenizer", "compare", str(corpus), f"--vocab-size={bad}"])
+        assert stop.value.code == 2
+        assert f"'{bad}' is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_encoded_ids_decode_to_the_text(
@@ -107,6 +148,8 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["train", "missing.txt", "--out", "{out}"], "missing.txt"),
         (["train", "{corpus}", "--vocab-size", "100", "--out", "{out}"], "vocab_size=100"),
         (["train", "{corpus}", "--pattern", "gpt3", "--out", "{out}"], "did you mean 'gpt2'"),
+        (["train", "{corpus}", "--kind", "char", "--threads", "2", "--out", "{out}"], "--kind bpe"),
+        (["train", "{corpus}", "--out", "{corpus}/t.json"], "is in the way"),
         (["compare", "missing.txt"], "cannot be read"),
     ],
 )

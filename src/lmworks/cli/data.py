@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lmworks.cli.parser import make_parser
+from lmworks.cli.parser import make_parser, positive_int
 
 if TYPE_CHECKING:
     from lmworks.data.pack import PackReport
@@ -104,7 +104,7 @@ def _pack_parser() -> argparse.ArgumentParser:
     cutting = parser.add_mutually_exclusive_group()
     cutting.add_argument(
         "--piece-chars",
-        type=_positive,
+        type=positive_int,
         default=DEFAULT_PIECE_CHARS,
         metavar="N",
         help="with --val-fraction, deal out longer documents in pieces of about N characters, cut"
@@ -113,13 +113,13 @@ def _pack_parser() -> argparse.ArgumentParser:
     cutting.add_argument("--whole-documents", action="store_true", help="never cut a document")
     add(
         "--workers",
-        type=_positive,
+        type=positive_int,
         metavar="N",
         help="processes that encode (default: every core; the output does not depend on it)",
     )
     add(
         "--shard-tokens",
-        type=_positive,
+        type=positive_int,
         default=DEFAULT_MAX_SHARD_TOKENS,
         metavar="N",
         help=f"tokens per shard, about (default: {DEFAULT_MAX_SHARD_TOKENS:,})",
@@ -138,16 +138,9 @@ def _inspect_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="what `lmworks data pack` wrote")
     add("--tokenizer", type=Path, metavar="FILE", help="decode the first tokens with it")
-    add("--tokens", type=_positive, default=64, metavar="N", help="how many (default: 64)")
+    add("--tokens", type=positive_int, default=64, metavar="N", help="how many (default: 64)")
     add("--verify", action="store_true", help="read everything and compare the checksums")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text.replace("_", "").replace(",", ""))
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number
 
 
 @contextmanager

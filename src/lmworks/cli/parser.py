@@ -1,4 +1,4 @@
-"""The argument parser that all commands share: a description, options, and a worked example."""
+"""What the parsers of all commands share: description, options, a worked example, counts."""
 
 import argparse
 
@@ -12,3 +12,11 @@ def make_parser(prog: str, description: str, example: str) -> argparse.ArgumentP
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1; `10_000` and `10,000` are fine. For `type=` of an option."""
+    digits = text.replace("_", "").replace(",", "")
+    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(digits)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmworks.cli.parser import make_parser
+from lmworks.cli.parser import make_parser, positive_int
 
 if TYPE_CHECKING:
     from lmworks.tokenizer.base import Tokenizer
@@ -47,14 +47,64 @@ def main(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
+    args = _train_parser().parse_args(argv)
+
+    from lmworks.base.errors import ConfigError
+    from lmworks.tokenizer import save, train_bpe
+    from lmworks.tokenizer.compare import read_text, train_kind
+
+    if args.kind != "bpe" and (args.threads or args.allow_invalid_utf8):
+        raise ConfigError(f"--threads and --allow-invalid-utf8 are of --kind bpe, not {args.kind}")
+    start_s = time.monotonic()
+    tokenizer: Tokenizer
+    if args.kind == "bpe":
+        with _progress_bar() as progress:
+            tokenizer = train_bpe(
+                args.files,
+                args.vocab_size,
+                pattern=args.pattern,
+                special_tokens=args.special,
+                num_threads=args.threads,
+                allow_invalid_utf8=args.allow_invalid_utf8,
+                progress=progress,
+            )
+    else:
+        tokenizer = train_kind(
+            args.kind,
+            [read_text(file) for file in args.files],
+            vocab_size=args.vocab_size,
+            pattern=args.pattern,
+            special_tokens=args.special,
+        )
+    save(tokenizer, args.out, format=args.format)
+    size_mb = sum(file.stat().st_size for file in args.files) / 1e6
+    elapsed_s = time.monotonic() - start_s
+    print(f"trained a {args.kind} tokenizer on {size_mb:,.1f} MB in {elapsed_s:.1f} s")
+    if tokenizer.vocab_size < args.vocab_size and args.kind != "byte":
+        print(f"  the text gives only {tokenizer.vocab_size:,} of the {args.vocab_size:,} tokens")
+    print(
+        f"  {args.out}  {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:16]}"
+    )
+    if args.format != "tiktoken":
+        print(f"next: lmworks tokenizer encode {args.out} 'Hello world' --show")
+    return 0
+
+
+def _train_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "tokenizer train",
-        "Learn a vocabulary from UTF-8 text files.",
+        "Learn a vocabulary from text files, which are UTF-8 unless you say otherwise.",
         "lmworks tokenizer train corpus.txt --vocab-size 10000 --out tokenizer.json",
     )
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="text to learn from")
-    add("--vocab-size", type=_number, default=10_000, metavar="N", help="tokens (default: 10000)")
+    add(
+        "--vocab-size",
+        type=positive_int,
+        default=10_000,
+        metavar="N",
+        help="tokens, at most (default: 10000; the byte kind always has 256 and the special ones)",
+    )
     add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
     add(
         "--special",
@@ -70,45 +120,14 @@ def _train(argv: list[str]) -> int:
         default="lmworks",
         help="our JSON, Hugging Face tokenizer.json or a tiktoken rank file (default: lmworks)",
     )
-    add("--threads", type=_number, metavar="N", help="(default: every core)")
-    add("--out", required=True, type=Path, metavar="FILE", help="file to write")
-    args = parser.parse_args(argv)
-
-    from lmworks.tokenizer import save, train_bpe
-    from lmworks.tokenizer.compare import read_text, train_kind
-
-    start_s = time.monotonic()
-    tokenizer: Tokenizer
-    if args.kind == "bpe":
-        with _progress_bar() as progress:
-            tokenizer = train_bpe(
-                args.files,
-                args.vocab_size,
-                pattern=args.pattern,
-                special_tokens=args.special,
-                num_threads=args.threads,
-                progress=progress,
-            )
-    else:
-        tokenizer = train_kind(
-            args.kind,
-            [read_text(file) for file in args.files],
-            vocab_size=args.vocab_size,
-            pattern=args.pattern,
-            special_tokens=args.special,
-        )
-    save(tokenizer, args.out, format=args.format)
-    size_mb = sum(file.stat().st_size for file in args.files) / 1e6
-    elapsed_s = time.monotonic() - start_s
-    print(f"trained a {args.kind} tokenizer on {size_mb:,.1f} MB in {elapsed_s:.1f} s")
-    if tokenizer.vocab_size < args.vocab_size:
-        print(f"  the text gives only {tokenizer.vocab_size:,} of the {args.vocab_size:,} tokens")
-    print(
-        f"  {args.out}  {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:16]}"
+    add("--threads", type=positive_int, metavar="N", help="of bpe (default: every core)")
+    add(
+        "--allow-invalid-utf8",
+        action="store_true",
+        help="bpe learns from files that are not UTF-8 as from bytes",
     )
-    if args.format != "tiktoken":
-        print(f"next: lmworks tokenizer encode {args.out} 'Hello world' --show")
-    return 0
+    add("--out", required=True, type=Path, metavar="FILE", help="file to write")
+    return parser
 
 
 def _encode(argv: list[str]) -> int:
@@ -127,6 +146,7 @@ def _encode(argv: list[str]) -> int:
 
     from lmworks.base.errors import ConfigError
     from lmworks.tokenizer import load
+    from lmworks.tokenizer.base import to_bytes
     from lmworks.tokenizer.compare import read_text
 
     if args.text is not None and args.file is not None:
@@ -150,7 +170,7 @@ def _encode(argv: list[str]) -> int:
         shown.append(piece.replace("\n", "⏎\n"), _COLORS[i % len(_COLORS)])
     console = Console(highlight=False)
     console.print(shown)
-    size_bytes = len(text.encode() if isinstance(text, str) else text)
+    size_bytes = len(to_bytes(text))
     ratio = f", {size_bytes / len(ids):.2f} bytes/token" if ids else ""
     console.print(f"{len(ids):,} tokens, {size_bytes:,} bytes{ratio}")
     return 0
@@ -187,7 +207,7 @@ def _compare(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="UTF-8 text (the first 20 MB are used)")
-    add("--vocab-size", type=_number, default=10_000, metavar="N", help="(default: 10000)")
+    add("--vocab-size", type=positive_int, default=10_000, metavar="N", help="(default: 10000)")
     add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
     args = parser.parse_args(argv)
 
@@ -220,7 +240,13 @@ def _inspect(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("tokenizer", type=Path, metavar="TOKENIZER", help="our JSON or a tokenizer.json")
-    add("--tokens", type=_number, default=10, metavar="N", help="how many to list (default: 10)")
+    add(
+        "--tokens",
+        type=positive_int,
+        default=10,
+        metavar="N",
+        help="how many to list (default: 10)",
+    )
     args = parser.parse_args(argv)
 
     from lmworks.tokenizer import load
@@ -242,13 +268,6 @@ def _inspect(argv: list[str]) -> int:
     for name, value in rows.items():
         print(f"{name:<13}{value}")
     return 0
-
-
-def _number(text: str) -> int:
-    number = int(text.replace("_", "").replace(",", ""))
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number
 
 
 def _patterns() -> str:
