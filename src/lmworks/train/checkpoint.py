@@ -14,7 +14,6 @@ falls back silently: it names the file and the newest checkpoint that is intact.
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from lmworks.base.errors import CheckpointError
 from lmworks.base.storage import (
     atomic_dir,
     fsync,
+    part_path,
     remove_parts,
     sha256_file,
     write_text,
@@ -99,16 +99,14 @@ class CheckpointStore:
         name = f"step-{snapshot.progress.step}"
         path = self.folder / name
         if path.exists():  # superseded by a resume from an older checkpoint
-            fresh = _part_of(path)
+            fresh = part_path(path)
             write_snapshot(fresh, snapshot)
             self._retire(path)
             fresh.rename(path)
         else:
             write_snapshot(path, snapshot)
         write_text(self.folder / LATEST, name + "\n")
-        best = snapshot.progress.best
-        if best is not None and best.step == snapshot.progress.step:
-            write_text(self.folder / BEST, name + "\n")
+        self._point_best_at(snapshot.progress.best)
         self._delete_old()
         return path
 
@@ -157,6 +155,14 @@ class CheckpointStore:
         if self.folder.is_dir():
             remove_parts(self.folder)
 
+    def _point_best_at(self, best: Best | None) -> None:
+        """Also after a save that is not the best: a kill may have come before the pointer moved."""
+        if not self.keep_best or best is None:
+            return
+        name = f"step-{best.step}"
+        if name != self.best() and (self.folder / name).is_dir():
+            write_text(self.folder / BEST, name + "\n")
+
     def _advice(self, *, broken: str) -> str:
         run = self.folder.parent
         for name in reversed(self.names()):
@@ -179,15 +185,10 @@ class CheckpointStore:
     def _retire(self, path: Path) -> None:
         """Take a checkpoint's valid name away in one step, then delete its files."""
         if path.exists():
-            doomed = _part_of(path)
+            doomed = part_path(path)
             path.rename(doomed)
             fsync(path.parent)
             shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _part_of(path: Path) -> Path:
-    """A name beside `path` that `remove_parts` deletes if a kill leaves it behind."""
-    return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> Path:

@@ -9,6 +9,7 @@ position that the next step sees, so a resumed run repeats the uninterrupted one
 """
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -55,8 +56,6 @@ class Outcome:
     total_steps: int
     signal: signal.Signals | None
     """The signal that stopped it, or None when the run is finished."""
-    samples: tuple[tuple[str, str], ...]
-    """(prompt, continuation) of the last samples."""
 
 
 def train(
@@ -108,7 +107,7 @@ class Trainer:
         )
         self._peak_flops_per_s = configure(recipe.train.precision).peak_flops_per_s
         self._token_bytes = token_byte_counts(self.tokenizer)
-        self._samples: tuple[tuple[str, str], ...] = ()
+        self._evaluated: Best | None = None
         self._step = TrainStep(
             self.state.model,
             self.state.optimizer,
@@ -131,8 +130,7 @@ class Trainer:
             run.path,
             open_sinks(
                 run.path,
-                tensorboard=recipe.log.tensorboard,
-                wandb=recipe.log.wandb,
+                recipe.log,
                 config=recipe.model_dump(mode="json"),
                 next_step=self.state.step + 1,
             ),
@@ -153,7 +151,7 @@ class Trainer:
         if state.step > self._saved_step:
             self._save()
         self._event("finished" if state.step >= self.total_steps else "stopped")
-        return Outcome(state.step, self.total_steps, stop.signal, self._samples)
+        return Outcome(state.step, self.total_steps, stop.signal)
 
     def close(self) -> None:
         """Close the logs and end a compilation that is under way."""
@@ -216,9 +214,13 @@ class Trainer:
             max_batches=self.recipe.eval.max_batches,
             separate_documents=self.recipe.loader.separate_documents,
         )
-        step, best = self.state.step, self.state.best
-        if best is None or report.loss < best.loss:
-            self.state.best = Best(step, report.loss)
+        step = self.state.step
+        if not math.isfinite(report.loss):
+            raise TrainingError(
+                f"step {step}: the held-out loss is {report.loss}, so this step is not saved; "
+                f"{self._safe_step()}"
+            )
+        self._evaluated = Best(step, report.loss)
         self.log.write("eval", step, loss=report.loss, bits_per_byte=report.bits_per_byte)
         display.message(
             f"step {step}  held-out loss {report.loss:.4f}  {report.bits_per_byte:.4f} bits/byte"
@@ -228,13 +230,16 @@ class Trainer:
         prompts = self.recipe.sample.prompts
         self.state.model.eval()
         texts = self.sampler(self.state.model, self.tokenizer, self.recipe.sample)
-        self._samples = tuple(zip(prompts, texts, strict=True))
-        for prompt, text in self._samples:
+        for prompt, text in zip(prompts, texts, strict=True):
             self.log.write("sample", self.state.step, prompt=prompt, text=text)
             display.message(f"step {self.state.step}  sample: {prompt}{text}".rstrip())
 
     def _save(self) -> None:
+        # Only a step that is saved can be the best checkpoint, however good one in between was.
+        self.state.best = better(self.state.best, self._evaluated, saved_step=self.state.step)
         try:
+            # First, so that no power cut leaves a checkpoint without the numbers that led to it.
+            self.log.sync()
             self.store.save(self.state.snapshot())
         except StorageError as err:
             raise StorageError(f"{err}; {self._safe_step()}") from err
@@ -256,9 +261,11 @@ class Trainer:
         self.store.discard(name)
         path = write_snapshot(self.run.checkpoints / name, before)
         self._event(f"failed: {err}")
+        first, size = loader["position"], self.recipe.train.batch_size
         raise TrainingError(
-            f"step {failed}: {err}; no weight was changed. {path} holds the state and the position "
-            f"of the batch; replay it with: lmworks train --resume {self.run.path} --from {name}. "
+            f"step {failed}: {err}; no weight was changed. Its batch is windows {first} to "
+            f"{first + size - 1} of the data; {path} holds the state before it. Replay it with: "
+            f"lmworks train --resume {self.run.path} --from {name}. "
             "A lower optim.lr_peak, a longer warm-up or train.clip_norm usually helps"
         ) from None
 
@@ -285,6 +292,13 @@ def open_run_shards(
         open_shards(train_folder, tokenizer_fingerprint=tokenizer.fingerprint),
         open_shards(val_folder, tokenizer_fingerprint=tokenizer.fingerprint),
     )
+
+
+def better(best: Best | None, evaluated: Best | None, *, saved_step: int) -> Best | None:
+    """The best saved step, when `saved_step` is saved and `evaluated` is the newest evaluation."""
+    if evaluated is None or evaluated.step != saved_step:
+        return best
+    return evaluated if best is None or evaluated.loss < best.loss else best
 
 
 @contextlib.contextmanager

@@ -5,13 +5,16 @@ flushed at once; on resume it is cut back to the checkpoint's step, so that the 
 as if the run had never been interrupted. Kinds: train, eval, sample, event.
 """
 
+import importlib.util
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lmworks.base.errors import ConfigError, StorageError
-from lmworks.base.storage import atomic_file
+from lmworks.base.storage import atomic_file, fsync, write_text
+from lmworks.train.recipe import LogConfig
 
 METRICS_FILE = "metrics.jsonl"
 Record = dict[str, Any]
@@ -49,6 +52,10 @@ class MetricsLog:
         for sink in self._sinks:
             sink.write(record)
 
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        fsync(Path(self._file.name))
+
     def close(self) -> None:
         """Close the file and every sink."""
         self._file.close()
@@ -73,29 +80,33 @@ def truncate_metrics(run: Path, *, after_step: int) -> None:
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def open_sinks(
-    run: Path,
-    *,
-    tensorboard: bool,
-    wandb: Literal["off", "offline", "online"],
-    config: dict[str, Any],
-    next_step: int,
-) -> list[Sink]:
+def open_sinks(run: Path, log: LogConfig, *, config: dict[str, Any], next_step: int) -> list[Sink]:
     """The sinks beside metrics.jsonl; raises ConfigError that names a missing package."""
+    check_packages(log)
     sinks: list[Sink] = []
-    if tensorboard:
+    if log.tensorboard:
         sinks.append(_TensorBoard(run, next_step))
-    if wandb != "off":
-        sinks.append(_WandB(run, wandb, config))
+    if log.wandb != "off":
+        sinks.append(_WandB(run, log.wandb, config))
     return sinks
+
+
+def check_packages(log: LogConfig) -> None:
+    """Raise ConfigError that names a package which `log` needs and which is not installed."""
+    wanted = {"tensorboard": log.tensorboard, "wandb": log.wandb != "off"}
+    for package, is_wanted in wanted.items():
+        if is_wanted and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"log.{package}={str(getattr(log, package)).lower()} needs the package {package}: "
+                f"pip install 'lmworks[track]', or set log.{package}="
+                f"{'false' if package == 'tensorboard' else 'off'}"
+            )
 
 
 class _TensorBoard:
     def __init__(self, run: Path, next_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("log.tensorboard=true", "tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=next_step)
 
     def write(self, record: Record) -> None:
@@ -112,10 +123,8 @@ class _WandB:
     def __init__(
         self, run: Path, mode: Literal["offline", "online"], config: dict[str, Any]
     ) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing(f"log.wandb={mode}", "wandb") from None
+        import wandb
+
         self._run = wandb.init(
             dir=str(run), mode=mode, name=run.name, id=_wandb_id(run), resume="allow", config=config
         )
@@ -131,10 +140,7 @@ def _wandb_id(run: Path) -> str:
     """One id per run folder, so that a resumed run goes on in the same W&B run."""
     file = run / "wandb_id.txt"
     if not file.is_file():
-        import uuid
-
-        with atomic_file(file) as part:
-            part.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        write_text(file, uuid.uuid4().hex[:12] + "\n")
     return file.read_text(encoding="utf-8").strip()
 
 
@@ -149,7 +155,3 @@ def _whole_lines(file: Path) -> Iterator[Record]:
         for line in lines:
             if line.endswith("\n"):
                 yield json.loads(line)
-
-
-def _missing(setting: str, package: str) -> ConfigError:
-    return ConfigError(f"{setting} needs the package {package}: pip install 'lmworks[track]'")

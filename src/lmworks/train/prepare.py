@@ -17,7 +17,7 @@ import yaml
 from lmworks import tokenizer as tokenizers
 from lmworks.base.config import Config, Loaded, load
 from lmworks.base.errors import CheckpointError, ConfigError
-from lmworks.base.storage import remove_parts, sha256_file, write_json, write_text
+from lmworks.base.storage import part_path, remove_parts, sha256_file, write_json, write_text
 from lmworks.data.pack import pack
 from lmworks.data.read import SEPARATOR, DocumentReader, list_files
 from lmworks.data.shard import read_manifest
@@ -26,7 +26,7 @@ from lmworks.train import recipe as recipes
 from lmworks.train.accelerate import configure
 from lmworks.train.checkpoint import CheckpointStore
 from lmworks.train.environment import describe_environment
-from lmworks.train.metrics import METRICS_FILE
+from lmworks.train.metrics import METRICS_FILE, check_packages
 from lmworks.train.recipe import FileTokenizer, Recipe, ShardData, TextData, check_vocab_size
 from lmworks.train.run_folder import RunFolder
 
@@ -61,7 +61,7 @@ def change_recipe(run: RunFolder, overrides: Sequence[str], *, write: bool) -> R
     """The recipe of a run with `overrides` on top, saved if `write`; for resuming.
 
     Raises:
-        ConfigError: an override that would change what the run computes.
+        ConfigError: an override would change what the run computes, or another process trains it.
     """
     for item in overrides:
         key = item.partition("=")[0]
@@ -71,12 +71,14 @@ def change_recipe(run: RunFolder, overrides: Sequence[str], *, write: bool) -> R
                 f"{', '.join(name.rstrip('.') for name in CHANGEABLE)}"
             )
     loaded = load(Recipe, run.recipe, overrides)
+    check_packages(loaded.config.log)
     if overrides and write:
-        environment = read_environment(run)
-        changed = {key: source for key, source in loaded.sources.items() if source == "override"}
-        sources = {**environment["sources"], **changed}
-        write_json(run.environment, {**environment, "sources": sources})
-        write_text(run.recipe, annotated_yaml(loaded.config, sources))
+        with run.lock():
+            environment = read_environment(run)
+            changed = {key: src for key, src in loaded.sources.items() if src == "override"}
+            sources = {**environment["sources"], **changed}
+            write_json(run.environment, {**environment, "sources": sources})
+            write_text(run.recipe, annotated_yaml(loaded.config, sources))
     return loaded.config
 
 
@@ -91,6 +93,7 @@ def read_environment(run: RunFolder) -> dict[str, Any]:
 def check_inputs(loaded: Loaded[Recipe]) -> None:
     """Raise before any work if a file that the recipe names does not exist or cannot fit."""
     recipe = loaded.config
+    check_packages(recipe.log)
     if isinstance(recipe.data, TextData):
         if not recipe.data.files:
             raise ConfigError("data.files is empty: name text files or folders, data.files=[PATH]")
@@ -180,7 +183,7 @@ def _clear(run: RunFolder) -> None:
     run.recipe.unlink(missing_ok=True)
     for name in ("checkpoints", "tensorboard", "wandb"):
         shutil.rmtree(run.path / name, ignore_errors=True)
-    for name in (METRICS_FILE, run.report.name, "wandb_id.txt"):
+    for name in (METRICS_FILE, run.compiled.name, run.report.name, "wandb_id.txt"):
         (run.path / name).unlink(missing_ok=True)
     remove_parts(run.path)
 
@@ -245,7 +248,7 @@ def _plain_text(files: list[Path], run: RunFolder) -> Iterator[list[Path]]:
     if all(file.suffix == ".txt" for file in files):
         yield files
         return
-    part = run.path / ".corpus.part-text"
+    part = part_path(run.path / "corpus")
     try:
         with part.open("w", encoding="utf-8") as out:
             for document in DocumentReader(files):

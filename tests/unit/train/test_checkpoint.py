@@ -69,6 +69,26 @@ def test_the_last_and_the_best_checkpoints_are_kept(store: CheckpointStore) -> N
     assert (store.latest(), store.best()) == ("step-5", "step-2")
 
 
+def test_a_kill_before_the_best_pointer_moved_is_made_good_by_the_next_save(
+    store: CheckpointStore,
+) -> None:
+    best = Best(2, 1.0)
+    store.save(make_snapshot(1, best=Best(1, 2.0)))
+    write_snapshot(store.folder / "step-2", make_snapshot(2, best=best))
+    for step in (3, 4, 5):
+        store.save(make_snapshot(step, best=best))
+    assert store.best() == "step-2"
+    assert store.names() == ["step-2", "step-4", "step-5"]
+
+
+def test_without_keep_best_there_is_no_pointer_to_a_checkpoint_that_goes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=False)
+    for step in (1, 2):
+        store.save(make_snapshot(step, best=Best(1, 1.0)))
+    assert store.names() == ["step-2"]
+    assert store.best() is None
+
+
 def test_saving_again_after_going_back_replaces_the_superseded_one(
     store: CheckpointStore,
 ) -> None:

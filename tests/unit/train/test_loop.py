@@ -15,7 +15,9 @@ import yaml
 from lmworks.base.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from lmworks.models.decoder import Decoder
 from lmworks.tokenizer import Tokenizer
-from lmworks.train.checkpoint import CheckpointStore
+from lmworks.train import loop
+from lmworks.train.checkpoint import Best, CheckpointStore
+from lmworks.train.evaluate import Report
 from lmworks.train.loop import Outcome, train
 from lmworks.train.metrics import read_metrics
 from lmworks.train.prepare import change_recipe, prepare
@@ -206,7 +208,9 @@ def test_a_failed_step_is_saved_and_its_replay_sees_the_same_batch(
         return (value, 0.0) if next(calls) == 9 else loss
 
     monkeypatch.setattr(TrainStep, "_backward", fail_in_step_5)
-    with pytest.raises(TrainingError, match=f"step 5: loss is {value}.*--from failed-step-5"):
+    with pytest.raises(
+        TrainingError, match=f"step 5: loss is {value}.*windows 16 to 19 .*--from failed-step-5"
+    ):
         run_training(run)
     monkeypatch.setattr(TrainStep, "_backward", backward)
     run_training(run, resume_from="failed-step-5")
@@ -242,9 +246,41 @@ def test_a_full_disk_says_which_step_is_safe(
         run_training(run)
 
 
+def evaluations(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
+    """Let the evaluations of a run find these losses, one after the other."""
+    found = iter(losses)
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: Report(next(found), 1, 1))
+
+
+def test_the_best_checkpoint_is_the_best_of_the_saved_steps(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_recipe(run, ["checkpoint.every=4", "checkpoint.keep_last=1"], write=True)
+    evaluations(monkeypatch, [4.0, 3.0, 1.0, 2.0])  # after steps 2, 4, 6 and 8
+    run_training(run)
+    store = CheckpointStore(run.checkpoints, keep_last=1, keep_best=True)
+    assert (store.best(), store.load().progress.best) == ("step-8", Best(8, 2.0))
+
+
+def test_weights_that_predict_nan_are_not_saved(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations(monkeypatch, [4.0, float("nan")])
+    with pytest.raises(TrainingError, match=r"step 4: the held-out loss is nan.*step-2 is safe"):
+        run_training(run)
+    assert CheckpointStore(run.checkpoints, keep_last=1, keep_best=True).names() == ["step-2"]
+
+
 def test_two_processes_cannot_train_in_one_folder(run: RunFolder) -> None:
     with run.lock(), pytest.raises(ConfigError, match="is training in this run folder"):
         run_training(run)
+
+
+def test_the_recipe_of_a_run_that_is_training_does_not_change(run: RunFolder) -> None:
+    before = run.recipe.read_bytes()
+    with run.lock(), pytest.raises(ConfigError, match="is training in this run folder"):
+        change_recipe(run, ["train.steps=9"], write=True)
+    assert run.recipe.read_bytes() == before
 
 
 def test_a_damaged_checkpoint_is_refused_with_the_way_out(
@@ -267,6 +303,35 @@ def tensorboard_run(run: RunFolder) -> RunFolder:
 def test_tensorboard_events_are_written_when_asked(tensorboard_run: RunFolder) -> None:
     run_training(tensorboard_run)
     assert list((tensorboard_run.path / "tensorboard").glob("events.*"))
+
+
+def test_weights_and_biases_are_logged_offline_when_asked(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    change_recipe(run, ["log.wandb=offline", "train.steps=2"], write=True)
+    run_training(run)
+    [file] = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"train/loss" in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("override", "package", "way_out"),
+    [
+        ("log.tensorboard=true", "tensorboard", "log.tensorboard=false"),
+        ("log.wandb=offline", "wandb", "log.wandb=off"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_before_any_work(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, override: str, package: str, way_out: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    before = run.recipe.read_bytes()
+    with pytest.raises(ConfigError, match=f"needs the package {package}.*set {way_out}"):
+        change_recipe(run, [override], write=True)
+    assert run.recipe.read_bytes() == before
 
 
 def test_the_resolved_recipe_loads_and_names_its_sources(run: RunFolder) -> None:

@@ -129,6 +129,15 @@ def test_a_folder_with_other_files_is_left_alone(run: RunFolder, resolve: Resolv
     assert [p.name for p in run.path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_new_run_forgets_when_the_old_one_changed_over_to_compiled_code(
+    run: RunFolder, resolve: Resolve
+) -> None:
+    prepare_quietly(run, resolve())
+    run.compiled.write_text('{"compiled_after_step": 3}')
+    prepare_quietly(run, resolve(), overwrite=True)
+    assert not run.compiled.exists()
+
+
 def test_a_run_with_checkpoints_needs_overwrite(run: RunFolder, resolve: Resolve) -> None:
     prepare_quietly(run, resolve())
     (run.checkpoints / "step-3").mkdir(parents=True)

@@ -10,6 +10,7 @@ import torch
 from lmworks.base.errors import CheckpointError
 from lmworks.data.shard import ShardSet
 from lmworks.train.checkpoint import read_snapshot, write_snapshot
+from lmworks.train.compile import compile_blocks
 from lmworks.train.recipe import Recipe
 from lmworks.train.state import TrainingState
 from lmworks.train.step import TrainStep
@@ -78,6 +79,20 @@ def test_bf16_training_starts_from_unrounded_masters(
     for name, weight in state.snapshot().weights.items():
         assert torch.equal(weight, exact[name])
         assert torch.equal(state.model.get_parameter(name), weight.bfloat16())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_wrapped_blocks_keep_their_names_in_a_checkpoint(
+    make_recipe: MakeRecipe, shards: ShardSet, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    recipe = make_recipe(optim={"kind": optimizer}, train={"activation_checkpointing": "full"})
+    state = TrainingState(recipe, shards)
+    compile_blocks(state.model.layers)
+    assert any(".block." in name for name, _ in state.model.named_parameters())
+    snapshot = state.snapshot()
+    assert snapshot.weights.keys() == recipe.model.weight_shapes().keys()
+    assert not [name for name in snapshot.optimizer if ".block." in name]
 
 
 def test_a_checkpoint_holds_the_model_once_in_fp32(
