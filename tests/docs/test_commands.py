@@ -130,7 +130,6 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> P
 TINY = [
     "data.val_fraction=0.3",
     "tokenizer.vocab_size=300",
-    "model.vocab_size=300",
     "model.num_layers=1",
     "model.d_model=64",
     "model.max_seq_len=64",
@@ -143,7 +142,6 @@ TINY = [
     "eval.every=3",
     "checkpoint.every=3",
     "sample.every=3",
-    "log.tensorboard=false",
 ]
 
 

@@ -249,7 +249,8 @@ class Recipe(Config):
     name: str = "run"
     """The run folder is runs/NAME unless --run says otherwise."""
     model: ModelConfig
-    """Architecture. Left out, vocab_size comes from the tokenizer and max_seq_len from train."""
+    """Architecture. Left out, vocab_size comes from the tokenizer and max_seq_len from train; the
+    vocab_size of a preset counts only beside `tokenizer.kind=file`."""
     tokenizer: TokenizerConfig = BPETokenizer()
     data: DataConfig = TextData()
     loader: BatchOrder = BatchOrder()
@@ -278,15 +279,14 @@ class Recipe(Config):
         if self.train.context_length > self.model.max_seq_len:
             raise ValueError(
                 f"train.context_length={self.train.context_length} is longer than "
-                f"model.max_seq_len={self.model.max_seq_len}; at most {self.model.max_seq_len}"
+                f"model.max_seq_len={self.model.max_seq_len}; make that "
+                f"{self.train.context_length}, or the context at most {self.model.max_seq_len}"
             )
         if isinstance(self.data, ShardData) and not isinstance(self.tokenizer, FileTokenizer):
             raise ValueError(
                 f"data.kind=shards needs the tokenizer that made the shards: tokenizer.kind=file "
                 f"tokenizer.path=FILE, not tokenizer.kind={self.tokenizer.kind}"
             )
-        if isinstance(self.tokenizer, BPETokenizer):
-            check_vocab_size(self.model.vocab_size, self.tokenizer.vocab_size)
         if self.checkpoint.keep_best and self.checkpoint.every % self.eval.every:
             nearest = max(1, round(self.checkpoint.every / self.eval.every)) * self.eval.every
             raise ValueError(
@@ -300,16 +300,30 @@ class Recipe(Config):
 
 
 def load_recipe(file: str | Path | None, overrides: Sequence[str] = ()) -> Loaded[Recipe]:
-    """Resolve a recipe from its defaults, a YAML file and dotted overrides, and cross-check it."""
-    return load(Recipe, file, overrides)
+    """Resolve a recipe from its defaults, a YAML file and dotted overrides, and cross-check it.
+
+    A preset's vocab_size is that of the tokenizer it was published with: where the run makes a
+    tokenizer of its own, it counts as not set.
+    """
+    loaded = load(Recipe, file, overrides)
+    recipe, sources = loaded.config, loaded.sources
+    is_preset = sources["model.vocab_size"].startswith("preset ")
+    if is_preset and not isinstance(recipe.tokenizer, FileTokenizer):
+        size = _vocab_size_guess(recipe.tokenizer.model_dump())
+        model = recipe.model.model_copy(update={"vocab_size": size})
+        recipe = recipe.model_copy(update={"model": model})
+        return Loaded(recipe, {**sources, "model.vocab_size": "default"})
+    if isinstance(recipe.tokenizer, BPETokenizer):
+        check_vocab_size(recipe.model.vocab_size, recipe.tokenizer.vocab_size)
+    return loaded
 
 
 def check_vocab_size(model_size: int, tokenizer_size: int) -> None:
     """Raise ConfigError unless model and tokenizer agree on the number of token ids."""
     if model_size != tokenizer_size:
         raise ConfigError(
-            f"model.vocab_size={model_size}, but the tokenizer has {tokenizer_size} tokens; leave "
-            f"model.vocab_size out to take it from the tokenizer, or set it to {tokenizer_size}"
+            f"model.vocab_size={model_size}, but the tokenizer has {tokenizer_size} tokens; set "
+            f"model.vocab_size={tokenizer_size}"
         )
 
 

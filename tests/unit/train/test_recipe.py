@@ -65,6 +65,7 @@ def test_the_reference_recipe_has_the_shape_of_the_benchmarks() -> None:
         (["schedule.warmup_steps=11"], "warmup_steps=11 is more than the 10 steps"),
         (["data.kind=shards", "data.train=a", "data.val=b"], "tokenizer.kind=file"),
         (["tokenizer.kind=bytes"], "tokenizer.kind='bytes'"),
+        (["optim.kind=sgd", "optim.momentum=0", "optim.nesterov=true"], "but momentum=0.0"),
     ],
 )
 def test_what_cannot_work_is_refused(load: Load, overrides: list[str], message: str) -> None:
@@ -75,6 +76,25 @@ def test_what_cannot_work_is_refused(load: Load, overrides: list[str], message: 
 def test_the_model_takes_its_sizes_from_tokenizer_and_context(load: Load) -> None:
     recipe = load("tokenizer.vocab_size=1000")
     assert (recipe.model.vocab_size, recipe.model.max_seq_len) == (1000, 32)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_the_vocabulary_of_a_preset_yields_to_the_tokenizer_of_the_run(kind: str) -> None:
+    overrides = [f"tokenizer.kind={kind}", "tokenizer.vocab_size=300"]
+    loaded = load_recipe(RECIPES / "tiny_cpu.yaml", overrides)
+    assert loaded.config.model.vocab_size == 300
+    assert loaded.sources["model.vocab_size"] == "default"
+
+
+def test_a_vocabulary_that_the_user_sets_beside_a_preset_is_checked() -> None:
+    overrides = ["model.vocab_size=4096", "tokenizer.vocab_size=300"]
+    with pytest.raises(ConfigError, match=r"300 tokens; set model\.vocab_size=300"):
+        load_recipe(RECIPES / "tiny_cpu.yaml", overrides)
+
+
+def test_the_demo_needs_no_optional_package() -> None:
+    log = load_recipe(RECIPES / "tiny_cpu.yaml").config.log
+    assert (log.tensorboard, log.wandb) == (False, "off")
 
 
 def test_a_micro_batch_is_the_batch_unless_given(load: Load) -> None:

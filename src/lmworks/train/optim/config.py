@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lmworks.base.config import Config
 
@@ -41,6 +41,12 @@ class SGDConfig(Config):
     """L2 term added to the gradient."""
     decay: Literal["matrices", "all", "none"] = "matrices"
     """What decays. matrices: tensors of two or more dims, embeddings included (as nanoGPT)."""
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> "SGDConfig":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true looks ahead along the momentum, but momentum=0.0")
+        return self
 
 
 class MuonConfig(Config):
