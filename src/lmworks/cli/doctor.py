@@ -10,20 +10,16 @@ import platform
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import lmworks
 from lmworks.base.errors import ConfigError
 from lmworks.base.machine import Machine, disk_free_bytes, read_machine
 from lmworks.cli.parser import make_parser
-
-if TYPE_CHECKING:
-    import torch
 
 GIB = 1 << 30
 MIN_MEMORY_BYTES = 3 * GIB
@@ -39,8 +35,8 @@ EXTRAS = {
 }
 """Optional parts of the package that a user may want; `dev` is for work on the package itself."""
 
-_PROBE_SIZE = 768
 _PROBE_S = 0.08
+"""Per number format."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +166,12 @@ def check_bf16(machine: Machine) -> Check:
     """Whether bf16 matrix products are faster than fp32 here, by trying both."""
     import torch
 
-    fp32, bf16 = (gemm_gflops(dtype) for dtype in (torch.float32, torch.bfloat16))
+    from lmworks.train import accelerate
+
+    fp32, bf16 = (
+        accelerate.gemm_flops_per_s(dtype, budget_s=_PROBE_S) / 1e9
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     units = sorted(machine.isa_flags & {"amx_bf16", "avx512_bf16", "bf16", "svebf16"})
     detail = f"{bf16:,.0f} GFLOP/s, fp32 {fp32:,.0f} ({bf16 / fp32:.1f} times), "
     detail += f"CPU has {', '.join(units)}" if units else "no bf16 instructions in this CPU"
@@ -179,24 +180,6 @@ def check_bf16(machine: Machine) -> Check:
             "warn", "bf16", detail, "bf16 is slower here: use train.precision=fp32 (or auto)"
         )
     return Check("ok", "bf16", detail)
-
-
-def gemm_gflops(dtype: "torch.dtype") -> float:
-    """Best speed of a square matrix product in a tenth of a second, in GFLOP/s."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator).to(dtype)
-    out = torch.empty_like(a)
-    best_s = float("inf")
-    end = time.perf_counter() + _PROBE_S
-    while True:
-        start = time.perf_counter()
-        torch.mm(a, a, out=out)
-        now = time.perf_counter()
-        best_s = min(best_s, now - start)
-        if now > end:
-            return 2 * _PROBE_SIZE**3 / best_s / 1e9
 
 
 def check_memory(machine: Machine) -> Check:

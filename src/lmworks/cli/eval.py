@@ -3,18 +3,19 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.cli.parser import make_parser
+from lmworks.cli.parser import make_parser, positive_int
 
 if TYPE_CHECKING:
     from lmworks.data.shard import ShardSet
-    from lmworks.eval.perplexity import Report
     from lmworks.models.pretrained import Run
+    from lmworks.train.evaluate import Report
 
 
 class Windows(TypedDict):
@@ -29,6 +30,8 @@ class Windows(TypedDict):
 def main(argv: list[str]) -> int:
     """Print the figures, as a table or as JSON."""
     args = _parser().parse_args(argv)
+    if args.text and args.separate_documents:
+        raise ConfigError("--separate-documents: a text file is one document; leave it out")
     text = read_text(args.text) if args.text else None
     from lmworks.models.pretrained import open_run
 
@@ -38,6 +41,7 @@ def main(argv: list[str]) -> int:
     # Not the option's default: argparse would let `--split val` pass beside --text.
     args.split = args.split or "val"
     what = str(args.text or f"{args.split} split")
+    start = time.perf_counter()
     with _progress_bar(what) as progress:
         report = _evaluate(
             run,
@@ -60,7 +64,7 @@ def main(argv: list[str]) -> int:
         "num_bytes": report.num_bytes,
         "context_length": context_length,
         "stride": stride,
-        "elapsed_s": report.elapsed_s,
+        "elapsed_s": time.perf_counter() - start,
     }
     print(json.dumps(row) if args.json else _table(row))
     return 0
@@ -142,18 +146,24 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file instead")
     add(
         "--stride",
-        type=_positive,
+        type=positive_int,
         metavar="N",
         help="tokens scored per window; smaller gives each token more context and takes longer"
         " (default: the context)",
     )
     add(
         "--context",
-        type=_positive,
+        type=positive_int,
         metavar="N",
         help="tokens per window (default: the model's max_seq_len)",
     )
-    add("--batch-size", type=_positive, default=8, metavar="N", help="windows at once (default: 8)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=8,
+        metavar="N",
+        help="windows at once (default: 8)",
+    )
     add(
         "--separate-documents",
         action="store_true",
@@ -161,13 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", action="store_true", help="one line of JSON")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number
 
 
 @contextmanager

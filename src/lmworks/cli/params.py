@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from lmworks.cli.parser import make_parser
 from lmworks.models.config import ModelConfig
 from lmworks.models.presets import PRESET_NAMES
 from lmworks.plan.hardware import Hardware, Precision
-from lmworks.plan.memory import OptimizerKind, training_bytes
+from lmworks.plan.memory import OptimizerKind, readable_bytes, training_bytes
 from lmworks.plan.time import TOKENS_PER_PARAM, readable_time, training_time_s
 
 DEFAULT_MFU = 0.5
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--context", type=_count, help="tokens per sequence (default: the recipe's or model's)")
     add("--batch-size", type=_count, help="sequences held at once (default: the recipe's, or 8)")
     add("--mfu", type=_share, default=DEFAULT_MFU, help="share of the peak reached (default 0.5)")
-    add("--peak-gflops", type=float, help="matrix-multiply speed, instead of measuring it")
+    add("--peak-gflops", type=_number, help="matrix-multiply speed, instead of measuring it")
     add("--json", action="store_true", help="print the figures as JSON")
     return parser
 
@@ -278,15 +279,7 @@ def _time_rows(job: Job, hardware: Hardware, mfu: float) -> list[tuple[str, str,
 
 
 def _pair(fp32: int, bf16: int) -> str:
-    return f"{_readable_bytes(fp32):>9} / {_readable_bytes(bf16):>9}"
-
-
-def _readable_bytes(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:,.1f} GiB"
+    return f"{readable_bytes(fp32):>9} / {readable_bytes(bf16):>9}"
 
 
 def _readable_count(number: int) -> str:
@@ -311,14 +304,21 @@ def _names() -> str:
 
 def _count(text: str) -> int:
     """A positive count; 5e9 is fine."""
-    number = float(text)
-    if number < 1 or number != int(number):
+    number = _number(text)
+    if not 1 <= number < math.inf or number != int(number):
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(number)
 
 
 def _share(text: str) -> float:
-    share = float(text)
+    share = _number(text)
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return share
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number") from None

@@ -8,16 +8,9 @@ long enough. With `stride = context_length` these are the windows of lm-evaluati
 (`get_rolling_token_windows` with one token of context); a smaller stride costs
 `context_length / stride` times as much and gives a lower, fairer loss.
 
-    loss          = nats / tokens                 (natural logarithm)
-    perplexity    = exp(loss)
-    bits per byte = nats / ln 2 / bytes of text   (comparable between tokenizers; The Pile, Gao et
-                                                   al. 2020, arXiv 2101.00027, section 3.1)
-
-Special tokens count as tokens but stand for no bytes.
+What is summed, and the figures that follow from it, are in `train.evaluate`.
 """
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -28,45 +21,15 @@ import numpy.typing as npt
 import torch
 
 from lmworks.base.errors import ConfigError, DataError
+from lmworks.data.loader import IGNORE_INDEX
 from lmworks.data.shard import ShardSet
 from lmworks.models.decoder import Decoder
-from lmworks.ops.linear_cross_entropy import linear_cross_entropy
 from lmworks.tokenizer.base import Tokenizer
-
-IGNORED = -100
-"""Target of a position that is not scored."""
+from lmworks.train.evaluate import Report, loss_sum
 
 Ids = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with (tokens scored, tokens in all)."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a model's predictions of a text cost."""
-
-    nats: float
-    """Sum of -ln p(token) over all scored tokens."""
-    num_tokens: int
-    """Tokens scored."""
-    num_bytes: int
-    """Bytes of the text that these tokens stand for."""
-    elapsed_s: float
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nats / self.num_tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that exceeds a double."""
-        return math.exp(self.loss) if self.loss < math.log(np.finfo(np.float64).max) else math.inf
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of text; infinite for a text of special tokens only."""
-        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else math.inf
 
 
 @dataclass(frozen=True)
@@ -104,7 +67,6 @@ def evaluate_text(
     Raises:
         DataError: the text is empty, or a single token that cannot be scored.
     """
-    start = time.perf_counter()
     num_bytes = len(text.encode("utf-8"))
     ids = tokenizer.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
     prefix_id = tokenizer.eot_id
@@ -123,7 +85,7 @@ def evaluate_text(
         batch_size=batch_size,
         progress=progress,
     )
-    return Report(nats, num_tokens, num_bytes, time.perf_counter() - start)
+    return Report(nats, num_tokens, num_bytes)
 
 
 def evaluate_shards(
@@ -142,7 +104,6 @@ def evaluate_shards(
         separate_documents: predict each document without sight of the one before it, as a model
             trained that way expects.
     """
-    start = time.perf_counter()
     eot_id = shards.manifest.eot_id
     if separate_documents:
         starts = [*shards.document_starts().tolist(), shards.num_tokens]
@@ -157,8 +118,7 @@ def evaluate_shards(
         batch_size=batch_size,
         progress=progress,
     )
-    elapsed_s = time.perf_counter() - start
-    return Report(nats, num_tokens, shards.manifest.text_bytes, elapsed_s)
+    return Report(nats, num_tokens, shards.manifest.text_bytes)
 
 
 @torch.inference_mode()
@@ -191,8 +151,8 @@ def score(
     rows = _rows(documents, context_length, stride)
     while batch := list(islice(rows, batch_size)):
         inputs_BT, targets_BT = _pad(batch)
-        nats += _nats(model, inputs_BT, targets_BT)
-        num_scored += int((targets_BT != IGNORED).sum())
+        nats += loss_sum(model, inputs_BT, targets_BT)
+        num_scored += int((targets_BT != IGNORE_INDEX).sum())
         if progress is not None:
             progress(num_scored, num_total)
     model.train(was_training)
@@ -219,7 +179,7 @@ def _rows(
             before = document.read(window.begin - 1, window.begin) if window.begin else None
             head = [document.prefix_id] if before is None else before
             inputs = np.concatenate([head, targets[:-1]]).astype(np.int64)
-            targets[: window.first - window.begin] = IGNORED
+            targets[: window.first - window.begin] = IGNORE_INDEX
             yield inputs, targets
 
 
@@ -227,26 +187,11 @@ def _pad(rows: list[tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
     """Rows of one length: what is added comes last, where no scored token can see it."""
     length = max(len(inputs) for inputs, _ in rows)
     inputs_BT = np.zeros((len(rows), length), np.int64)
-    targets_BT = np.full((len(rows), length), IGNORED, np.int64)
+    targets_BT = np.full((len(rows), length), IGNORE_INDEX, np.int64)
     for b, (inputs, targets) in enumerate(rows):
         inputs_BT[b, : len(inputs)] = inputs
         targets_BT[b, : len(targets)] = targets
     return inputs_BT, targets_BT
-
-
-def _nats(model: Decoder, inputs_BT: Ids, targets_BT: Ids) -> float:
-    device = model.head_weight_VC.device
-    hidden_BTC = model.hidden(torch.from_numpy(inputs_BT).to(device))
-    targets_N = torch.from_numpy(targets_BT).to(device).flatten()
-    is_scored_N = targets_N != IGNORED
-    # With a small stride most positions are context only: the head, the costly part, skips them.
-    terms = linear_cross_entropy(
-        hidden_BTC.flatten(0, 1)[is_scored_N],
-        model.head_weight_VC,
-        targets_N[is_scored_N],
-        logit_softcap=model.config.logit_softcap,
-    )
-    return terms.loss_sum.item()
 
 
 def _part(shards: ShardSet, prefix_id: int, start: int, end: int) -> Document:

@@ -7,15 +7,13 @@ Activations count the tensors that the backward pass of our decoder keeps when r
 model keeps fewer. The loss never holds all logits, so they are not here.
 """
 
+import math
 from typing import Literal
 
 from lmworks.models.config import ModelConfig
 from lmworks.plan.hardware import ELEMENT_BYTES, Precision
 
 OptimizerKind = Literal["adamw", "muon", "sgd"]
-
-NUM_MOMENTS: dict[OptimizerKind, int] = {"adamw": 2, "muon": 2, "sgd": 1}
-"""fp32 tensors per parameter that an optimizer keeps (Muon: 1 for matrices, 2 for the rest)."""
 
 MAX_WRITTEN_OUT_KEYS = 512
 """Up to this context ops.attention on a CPU writes bf16 attention out and keeps its weights."""
@@ -44,7 +42,7 @@ def training_bytes(
         "weights": num_params * element_bytes,
         "gradients": num_params * (_FP32_BYTES if accumulates else element_bytes),
         "master weights": num_params * _FP32_BYTES * num_masters,
-        "optimizer moments": num_params * _FP32_BYTES * NUM_MOMENTS[optimizer],
+        "optimizer moments": num_moments(config, optimizer) * _FP32_BYTES,
         "activations": activation_bytes(
             config,
             num_tokens=micro_batch_size * context_length,
@@ -53,6 +51,19 @@ def training_bytes(
             recomputes=recomputes,
         ),
     }
+
+
+def num_moments(config: ModelConfig, optimizer: OptimizerKind) -> int:
+    """fp32 numbers that an optimizer keeps: AdamW 2 per parameter, SGD with momentum 1, Muon 1 for
+    the matrices of the blocks and 2 for everything else, which it leaves to AdamW."""
+    num_params = config.num_params()
+    if optimizer == "sgd":
+        return num_params
+    if optimizer == "adamw":
+        return 2 * num_params
+    shapes = config.weight_shapes().items()
+    matrices = sum(math.prod(s) for name, s in shapes if name.startswith("layers.") and len(s) == 2)
+    return 2 * num_params - matrices
 
 
 def activation_bytes(
@@ -73,6 +84,15 @@ def activation_bytes(
     layers = config.num_layers
     blocks = layers * residual + block if recomputes else layers * block
     return num_tokens * (blocks + final_norm)
+
+
+def readable_bytes(size_bytes: float) -> str:
+    """Bytes in the unit that fits: 12 B, 3.4 KiB, 5.6 MiB, 7.8 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:,.1f} GiB"
 
 
 def _block_bytes_per_token(config: ModelConfig, context_length: int, precision: Precision) -> int:

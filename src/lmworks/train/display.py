@@ -8,6 +8,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from lmworks.plan.time import readable_time
+
 PLAIN_EVERY_S = 10.0
 """Seconds between two plain progress lines."""
 _SMOOTHING = 0.95
@@ -55,7 +57,7 @@ class _Speed:
         self._last_s = now_s
         if self._step_s is None:
             return "?"
-        return readable_duration(self._step_s * (self._total_steps - step))
+        return readable_time(self._step_s * (self._total_steps - step))
 
 
 class _Plain:
@@ -135,12 +137,3 @@ class _Live:
 
     def message(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)
-
-
-def readable_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the two biggest units: "2 h 05 min", "3 min 20 s", "9 s"."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,8 +1,12 @@
-"""Loss on held-out tokens, in nats per token and in bits per byte of text.
+"""What a model's predictions of held-out tokens cost, and the evaluation between training steps.
 
-Bits per byte divide the same sum by the bytes that the predicted tokens stand for, so that models
-with different tokenizers can be compared (Gao et al. 2020, "The Pile", arXiv 2101.00027, section
-3.1). A special token stands for no text: its nats count, its name's bytes do not.
+    loss          = nats / tokens                 (natural logarithm)
+    perplexity    = exp(loss)
+    bits per byte = nats / ln 2 / bytes of text   (comparable between tokenizers; Gao et al. 2020,
+                                                   "The Pile", arXiv 2101.00027, section 3.1)
+
+A special token stands for no text: its nats count, its name's bytes do not. Sliding windows, which
+`lmworks eval` offers, are in `eval.perplexity`; it shares the figures and the loss with this file.
 """
 
 import math
@@ -13,8 +17,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Int
 
-from lmworks.data.loader import Batch, Loader
+from lmworks.base.errors import DataError
+from lmworks.data.loader import IGNORE_INDEX, Batch, Loader
 from lmworks.data.shard import ShardSet
 from lmworks.models.decoder import Decoder
 from lmworks.ops.linear_cross_entropy import linear_cross_entropy
@@ -22,14 +28,30 @@ from lmworks.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class EvalReport:
-    """Loss of a model on some tokens."""
+class Report:
+    """What a model's predictions of a text cost."""
 
-    loss: float
-    """Nats per target token."""
-    bits_per_byte: float
+    nats: float
+    """Sum of -ln p(token) over all scored tokens."""
     num_tokens: int
+    """Tokens scored."""
     num_bytes: int
+    """Bytes of the text that these tokens stand for."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that exceeds a double."""
+        return math.exp(self.loss) if self.loss < math.log(np.finfo(np.float64).max) else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text; infinite for a text of special tokens only."""
+        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else math.inf
 
 
 def token_byte_counts(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
@@ -51,7 +73,7 @@ def evaluate(
     token_bytes: npt.NDArray[np.int64],
     max_batches: int = 0,
     separate_documents: bool = False,
-) -> EvalReport:
+) -> Report:
     """Loss over one pass through `shards`, or its first `max_batches` batches if not 0."""
     loader = Loader(
         shards,
@@ -67,29 +89,45 @@ def evaluate(
 @torch.no_grad()
 def evaluate_batches(
     model: Decoder, batches: Iterator[Batch], *, token_bytes: npt.NDArray[np.int64]
-) -> EvalReport:
-    """Loss of `model` over `batches`, without dropout; the model is left in evaluation mode."""
+) -> Report:
+    """Loss of `model` over `batches`, without dropout; the model is left in evaluation mode.
+
+    Raises:
+        DataError: no batch has a token to score.
+    """
     model.eval()
-    loss_sum, num_tokens, num_bytes = 0.0, 0, 0
+    nats, num_tokens, num_bytes = 0.0, 0, 0
     for batch in batches:
-        documents = batch.document_ids_BT
-        hidden_BTC = model.hidden(
-            torch.from_numpy(batch.inputs_BT),
-            document_ids_BT=None if documents is None else torch.from_numpy(documents),
-        )
-        terms = linear_cross_entropy(
-            hidden_BTC.flatten(0, 1),
-            model.head_weight_VC,
-            torch.from_numpy(batch.targets_BT).flatten(),
-            logit_softcap=model.config.logit_softcap,
-        )
-        targets = batch.targets_BT[batch.targets_BT >= 0]
-        loss_sum += terms.loss_sum.item()
+        nats += loss_sum(model, batch.inputs_BT, batch.targets_BT, batch.document_ids_BT)
+        targets = batch.targets_BT[batch.targets_BT != IGNORE_INDEX]
         num_tokens += len(targets)
         num_bytes += int(token_bytes[targets].sum())
-    return EvalReport(
-        loss=loss_sum / max(1, num_tokens),
-        bits_per_byte=loss_sum / math.log(2) / max(1, num_bytes),
-        num_tokens=num_tokens,
-        num_bytes=num_bytes,
+    if not num_tokens:
+        raise DataError("the held-out data has no token to score")
+    return Report(nats, num_tokens, num_bytes)
+
+
+def loss_sum(
+    model: Decoder,
+    inputs_BT: Int[np.ndarray, "B T"],
+    targets_BT: Int[np.ndarray, "B T"],
+    document_ids_BT: Int[np.ndarray, "B T"] | None = None,
+) -> float:
+    """Sum of -ln p(target) in nats over the targets that are not IGNORE_INDEX."""
+    device = model.head_weight_VC.device
+    hidden_BTC = model.hidden(
+        torch.from_numpy(inputs_BT).to(device),
+        document_ids_BT=(
+            None if document_ids_BT is None else torch.from_numpy(document_ids_BT).to(device)
+        ),
     )
+    targets_N = torch.from_numpy(targets_BT).to(device).flatten()
+    is_scored_N = targets_N != IGNORE_INDEX
+    # Where windows overlap most positions are context only: the head, the costly part, skips them.
+    terms = linear_cross_entropy(
+        hidden_BTC.flatten(0, 1)[is_scored_N],
+        model.head_weight_VC,
+        targets_N[is_scored_N],
+        logit_softcap=model.config.logit_softcap,
+    )
+    return terms.loss_sum.item()

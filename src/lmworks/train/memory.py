@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from lmworks.base.errors import TrainingError
-from lmworks.plan.memory import training_bytes
+from lmworks.plan.memory import readable_bytes, training_bytes
 from lmworks.train.recipe import Recipe
 
 # What torch's CPU allocator and the C++ library below it say; both arrive as RuntimeError.
@@ -49,13 +49,6 @@ def memory_bytes(recipe: Recipe) -> dict[str, int]:
         accumulates=train.micro_batch_size < train.batch_size,
         recomputes=train.activation_checkpointing == "full",
     )
-
-
-def readable_bytes(size_bytes: int) -> str:
-    """Bytes in MiB or GiB."""
-    if size_bytes >= 1 << 30:
-        return f"{size_bytes / (1 << 30):.2f} GiB"
-    return f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def _message(recipe: Recipe) -> str:

@@ -21,9 +21,9 @@ from lmworks.base.config import load
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.storage import write_text
 from lmworks.data.shard import Manifest, read_manifest
+from lmworks.plan.memory import readable_bytes
+from lmworks.plan.time import readable_time
 from lmworks.tokenizer import Tokenizer
-from lmworks.train.display import readable_duration
-from lmworks.train.memory import readable_bytes
 from lmworks.train.metrics import Record, read_metrics
 from lmworks.train.prepare import read_environment, shard_folders
 from lmworks.train.recipe import Recipe
@@ -127,7 +127,7 @@ def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, 
         ("tokens", readable_count(last["tokens"]), f"{last['step']:,} of {total:,} steps"),
         ("speed", f"{speeds[len(speeds) // 2]:,.0f}", "tokens per second, median"),
         ("MFU", f"{mfus[len(mfus) // 2]:.1%}", "of the matrix-multiply peak, median"),
-        ("time", readable_duration(last["elapsed_s"]), "evaluation and checkpoints included"),
+        ("time", readable_time(last["elapsed_s"]), "evaluation and checkpoints included"),
     ]
 
 

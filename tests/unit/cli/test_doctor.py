@@ -86,8 +86,10 @@ def test_little_memory_and_disk_are_warnings(monkeypatch: pytest.MonkeyPatch) ->
 def test_slow_bf16_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    speeds: dict[Any, float] = {torch.float32: 100.0, torch.bfloat16: 10.0}
-    monkeypatch.setattr(doctor, "gemm_gflops", speeds.__getitem__)
+    from lmworks.train import accelerate
+
+    speeds: dict[Any, float] = {torch.float32: 100e9, torch.bfloat16: 10e9}
+    monkeypatch.setattr(accelerate, "gemm_flops_per_s", lambda dtype, **_: speeds[dtype])
     check = doctor.check_bf16(read_machine())
     assert (check.status, "precision=fp32" in check.fix) == ("warn", True)
 

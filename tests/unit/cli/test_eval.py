@@ -64,6 +64,11 @@ def test_a_run_without_the_split_points_to_text_files(tiny_run: Path) -> None:
         main([str(tiny_run), "--split", "train"])
 
 
+def test_a_text_file_has_no_documents_to_separate(tiny_run: Path) -> None:
+    with pytest.raises(ConfigError, match="a text file is one document"):
+        main([str(tiny_run), "--text", "x.txt", "--separate-documents"])
+
+
 def test_split_and_text_exclude_each_other(tiny_run: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main([str(tiny_run), "--split", "val", "--text", "x.txt"])

@@ -6,7 +6,15 @@ import torch
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
 from lmworks.ops.attention.materialized import MAX_KEYS
-from lmworks.plan.memory import MAX_WRITTEN_OUT_KEYS, activation_bytes, training_bytes
+from lmworks.plan.memory import (
+    MAX_WRITTEN_OUT_KEYS,
+    activation_bytes,
+    num_moments,
+    readable_bytes,
+    training_bytes,
+)
+from lmworks.train.optim.build import build_optimizer
+from lmworks.train.optim.config import AdamWConfig, MuonConfig, SGDConfig
 
 VALUES = {
     "vocab_size": 50,
@@ -26,6 +34,24 @@ def test_adamw_takes_16_bytes_per_parameter(precision):
     )
     del parts["activations"]
     assert sum(parts.values()) == 16 * 124_439_808
+
+
+@pytest.mark.parametrize("optim", [AdamWConfig(), MuonConfig(), SGDConfig()], ids=lambda c: c.kind)
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_planned_moments_are_those_that_the_optimizer_holds(optim, tie_embeddings):
+    changes = {"tie_embeddings": tie_embeddings, "position": {"kind": "learned"}, **LAYER_NORM}
+    config = ModelConfig.model_validate(VALUES | changes)
+    optimizer = build_optimizer(optim, Decoder(config).named_parameters())
+    held = sum(t.numel() for name, t in optimizer.state_tensors().items() if name != "step")
+    assert num_moments(config, optim.kind) == held
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(12, "12 B"), (3482, "3.4 KiB"), (5 << 20, "5.0 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_bytes_are_shown_in_the_unit_that_fits(size_bytes, text):
+    assert readable_bytes(size_bytes) == text
 
 
 def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length: int) -> int:
