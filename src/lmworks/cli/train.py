@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lmworks.base.config import Loaded, to_yaml
 from lmworks.base.errors import ConfigError
+from lmworks.cli.next_steps import next_steps
 from lmworks.cli.parser import make_parser
 from lmworks.train.recipe import Recipe, load_recipe
 from lmworks.train.run_folder import RunFolder
@@ -107,13 +108,7 @@ def _print_plan(loaded: Loaded[Recipe], run: RunFolder) -> None:
 
 def _print_end(outcome: "Outcome", run: RunFolder) -> None:
     print(f"finished: step {outcome.step} of {outcome.total_steps}, all in {run.path}")
-    print("next:")
-    for command, what in (
-        (f"lmworks chat {run.path}", "talk to it"),
-        (f"lmworks generate {run.path} --prompt 'Once upon a time'", "continue a text"),
-        (f"lmworks report {run.path}", "write report.html"),
-    ):
-        print(f"  {command:<60} {what}")
+    print(next_steps(run.path, with_report=True))
 
 
 def _parser() -> argparse.ArgumentParser:
