@@ -32,7 +32,7 @@ from lmworks.train.recipe import load_recipe
 RECIPE = "recipes/seed_17m.yaml"
 BATCH_SIZE, CONTEXT_LENGTH = 16, 256
 WARM_UP_STEPS = 5
-AUTO_STEPS = 170
+AUTO_STEPS = 330
 CORPUS_BYTES = 20_000_000
 COMMAND = [sys.executable, "-m", "lmworks.cli.main"]
 

@@ -39,10 +39,10 @@ Mode = Literal["auto", "off", "on"]
 
 _PROBE_STEPS = 3
 """Steps timed before `auto` decides."""
-_MIN_REMAINING_S = 90.0
-"""A compilation takes 15 to 40 s on the side and pays back about a fifth of what is left."""
-_NICENESS = 5
-"""Of the compiling process: about a quarter of a core while training keeps all cores busy."""
+_MIN_REMAINING_S = 180.0
+"""A compilation takes about a minute on the side and pays back a quarter of what is left."""
+_NICENESS = 10
+"""Of the compiling process: a tenth of the cores while training keeps them busy."""
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -174,9 +174,11 @@ def _cache_folder() -> Path:
 
 def _start(recipe_file: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", __name__, str(recipe_file), str(torch.get_num_threads())]
+    # A group of its own, so that Ctrl-C reaches training alone; not a session of its own, among
+    # which Linux shares the cores evenly whatever their niceness.
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        text=True, start_new_session=True,
+        text=True, process_group=0,
     )  # fmt: skip
 
 
