@@ -115,7 +115,8 @@ def _pack_parser() -> argparse.ArgumentParser:
         "--workers",
         type=positive_int,
         metavar="N",
-        help="processes that encode (default: every core; the output does not depend on it)",
+        help="processes that encode (default: every core above 256 MiB of input, else one; the"
+        " output does not depend on it)",
     )
     add(
         "--shard-tokens",
