@@ -4,8 +4,8 @@
 
 Same tokens, same batches (16 x 256), same learning rate, AdamW with clipping, all cores. lmworks
 runs through its command line, as a user would. transformers runs in bf16 autocast with SDPA and
-torch's fused AdamW: once as it is, and once with torch.compile and, if the library is found,
-tcmalloc preloaded. Each run is a process of its own, in turn.
+torch's fused AdamW: once as it is, and once with torch.compile and tcmalloc preloaded, which must
+be installed. Each run is a process of its own, in turn.
 
 Reported: tokens/s (median over steps after warm-up), seconds from command to the end of the first
 step (compilation cold: empty cache; warm: filled), and MFU against the bf16 matrix-multiply peak
@@ -141,7 +141,11 @@ def transformers(folder: Path, steps: int, *, is_tuned: bool, cache: Path) -> di
     """Run the peer in a child; `is_tuned` adds torch.compile and tcmalloc."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     library = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
-    if is_tuned and library:
+    if is_tuned:
+        if library is None:
+            raise SystemExit(
+                "error: the tuned peer needs tcmalloc: apt install libtcmalloc-minimal4"
+            )
         env["LD_PRELOAD"] = library
     command = [sys.executable, __file__, "--child", str(folder), str(steps), str(int(is_tuned))]
     start_s = time.perf_counter()
