@@ -407,9 +407,9 @@ def _refuse_empty(
         cut = (
             ""
             if piece_chars is None
-            else f" at blank lines into pieces of {piece_chars} characters"
+            else f" (it is cut at blank lines, into pieces of about {piece_chars} characters)"
         )
-        hint = f"there is only one piece of text{cut}, so give more text or val_fraction=0"
+        hint = f"there is only one piece of text{cut}; give more text, or hold none out"
     elif side == "val":
         hint = f"val_fraction={low * 1.06:.2g} or more would fill it"
     else:

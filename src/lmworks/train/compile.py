@@ -18,15 +18,17 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from torch import nn
 
 from lmworks.base.config import load
+from lmworks.base.errors import ConfigError
 from lmworks.base.storage import write_json
 from lmworks.data.loader import Batch
 from lmworks.models.decoder import Decoder
@@ -68,7 +70,8 @@ class Compilation:
         self._total_steps = total_steps
         self._recipe_file = recipe_file
         self._record = record
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
         self._step_times_s: list[float] = []
         self._previous_s: float | None = None
         self._switch_step = _recorded_step(record)
@@ -89,8 +92,7 @@ class Compilation:
         self._is_open = False
         if self._process is not None:
             self._process.terminate()
-            self._process.communicate()
-            self._process = None
+            self._end_process()
 
     def _consider(self, step: int) -> str:
         now_s = time.perf_counter()
@@ -106,22 +108,37 @@ class Compilation:
         if compiler() is None:
             self._is_open = False
             return "not compiling the model: no C++ compiler found"
-        self._process = _start(self._recipe_file)
+        # A file, because a long message would fill a pipe that nobody reads and stop the process.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._process = _start(self._recipe_file, self._errors)
         return "compiling the model on the side"
 
     def _poll(self, step: int) -> str:
         assert self._process is not None, "polled only while a compilation runs"
         if self._process.poll() is None:
             return ""
-        _, errors = self._process.communicate()
-        status, self._process = self._process.returncode, None
+        status, errors = self._end_process()
         if status == 0:
             return self._switch(step)
         self._is_open = False
-        last_line = (errors.strip().splitlines() or ["no message"])[-1]
+        last_line = (errors.splitlines() or ["no message"])[-1]
         return f"going on uncompiled: the compilation failed ({last_line})"
 
+    def _end_process(self) -> tuple[int, str]:
+        """Wait for the process; its exit status and what it wrote to standard error."""
+        assert self._process is not None, "ended only once"
+        assert self._errors is not None, "opened with the process"
+        status, self._process = self._process.wait(), None
+        with self._errors as file:
+            file.seek(0)
+            return status, file.read().decode(errors="replace").strip()
+
     def _switch(self, step: int) -> str:
+        if compiler() is None:
+            raise ConfigError(
+                "no C++ compiler found, and this run is compiled (train.compile=on, or "
+                f"{self._record} says so); install g++ or clang++, or name one with CXX=PATH"
+            )
         if self._switch_step is None:
             write_json(self._record, {"compiled_after_step": step})
         self._is_open = False
@@ -172,13 +189,13 @@ def _cache_folder() -> Path:
     return Path(base) / "lmworks" / "compiled"
 
 
-def _start(recipe_file: Path) -> subprocess.Popen[str]:
+def _start(recipe_file: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", __name__, str(recipe_file), str(torch.get_num_threads())]
     # A group of its own, so that Ctrl-C reaches training alone; not a session of its own, among
     # which Linux shares the cores evenly whatever their niceness.
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        text=True, process_group=0,
+        command, stdout=subprocess.DEVNULL, stderr=errors, stdin=subprocess.DEVNULL,
+        process_group=0,
     )  # fmt: skip
 
 

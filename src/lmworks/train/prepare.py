@@ -18,9 +18,10 @@ from lmworks import tokenizer as tokenizers
 from lmworks.base.config import Config, Loaded, load
 from lmworks.base.errors import CheckpointError, ConfigError
 from lmworks.base.storage import part_path, remove_parts, sha256_file, write_json, write_text
+from lmworks.data.loader import Loader
 from lmworks.data.pack import pack
 from lmworks.data.read import SEPARATOR, DocumentReader, list_files
-from lmworks.data.shard import read_manifest
+from lmworks.data.shard import open_shards, read_manifest
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import recipe as recipes
 from lmworks.train.accelerate import configure
@@ -46,6 +47,7 @@ def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say
     with run.lock():
         _clear(run)
         tokenizer = _prepare_data(run, loaded.config, say)
+        _check_windows(run, loaded.config)
         recipe, sources = resolve(loaded, tokenizer, say)
         environment = describe_environment()
         write_json(run.environment, {**environment, "sources": sources})
@@ -277,6 +279,17 @@ def _is_made_from(run: RunFolder, source: dict[str, Any]) -> bool:
         return bool(json.loads(run.data_source.read_text(encoding="utf-8")) == source)
     except ValueError:
         return False
+
+
+def _check_windows(run: RunFolder, recipe: Recipe) -> None:
+    """Raise DataError now, not at the first step, if a window is longer than the text."""
+    train_folder, _ = shard_folders(run, recipe)
+    Loader(
+        open_shards(train_folder),
+        batch_size=recipe.train.batch_size,
+        context_length=recipe.train.context_length,
+        order=recipe.loader.order,
+    )
 
 
 def _check_fingerprint(folder: Path, tokenizer: Tokenizer) -> None:

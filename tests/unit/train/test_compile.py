@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 from torch import nn
 
+from lmworks.base.errors import ConfigError
 from lmworks.train import compile as compile_module
 from lmworks.train.compile import Compilation, compile_blocks
 
@@ -48,8 +49,8 @@ def make(layers: nn.ModuleList, folder: Path, **changes: Any) -> Compilation:
 def start_child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the compiling process run `code` instead."""
 
-    def start(recipe_file: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    def start(recipe_file: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code], stderr=errors)
 
     monkeypatch.setattr(compile_module, "_start", start)
 
@@ -107,6 +108,25 @@ def test_a_failed_compilation_leaves_the_run_as_it_is_and_says_why(
     run_until_note(compilation, "the compiler is broken", first=started + 1)
     assert not switched
     assert not (tmp_path / "compiled.json").exists()
+
+
+def test_a_long_message_of_the_compiler_stops_nobody(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "time", Clock(step_s=1.0))
+    start_child(monkeypatch, "raise SystemExit('x' * 1_000_000 + '\\nlast line')")
+    compilation = make(layers, tmp_path)
+    started = run_until_note(compilation, "on the side")
+    run_until_note(compilation, "(last line)", first=started + 1)
+
+
+def test_a_run_that_must_be_compiled_needs_a_compiler(
+    layers: nn.ModuleList, tmp_path: Path, switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler found.*install"):
+        make(layers, tmp_path, mode="on").before_step(0)
+    assert not switched
 
 
 def test_without_a_compiler_the_run_goes_on_and_says_so(

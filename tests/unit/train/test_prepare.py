@@ -182,6 +182,33 @@ def test_text_that_cannot_be_used_leaves_no_run(
     assert not run.data.exists()
 
 
+def test_a_context_longer_than_the_text_is_refused_before_there_is_a_run(
+    run: RunFolder, resolve: Resolve
+) -> None:
+    with pytest.raises(DataError, match=r"context_length=9999 is longer than the \d+ tokens"):
+        prepare_quietly(run, resolve("train.context_length=9999"))
+    assert not run.is_prepared
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["tokenizer.kind=byte"],
+        ["tokenizer.kind=char"],
+        ["tokenizer.kind=bpe", "tokenizer.vocab_size=257"],
+    ],
+    ids=["byte", "char", "bpe"],
+)
+def test_a_text_of_one_character_is_refused_with_what_is_missing(
+    run: RunFolder, resolve: Resolve, overrides: list[str]
+) -> None:
+    loaded = resolve(*overrides)
+    (corpus_of(loaded) / "a.txt").write_text("a")
+    with pytest.raises(ConfigError, match="give more text"):
+        prepare_quietly(run, loaded)
+    assert not run.is_prepared
+
+
 def test_a_vocabulary_that_the_text_cannot_fill_is_explained(
     run: RunFolder, resolve: Resolve
 ) -> None:
