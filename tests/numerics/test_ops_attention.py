@@ -12,6 +12,7 @@ from torch import Tensor
 from lmworks.ops.attention import attention
 from lmworks.ops.attention.materialized import MAX_KEYS, materialized_attention
 from lmworks.ops.attention.reference import reference_attention
+from lmworks.ops.dispatch import use_kernels
 
 BF16_EPS = 2.0**-8
 
@@ -76,6 +77,15 @@ def test_bf16_attention_is_within_rounding_of_float64(num_tokens: int, num_kv_he
 def test_fp32_attention_equals_the_plain_form() -> None:
     qkv = random_qkv((2, 6, 2, 40, 8), torch.float32)
     torch.testing.assert_close(attention(*qkv), plain(*qkv), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_form_can_be_forced(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv = random_qkv((1, 4, 2, 40, 16), dtype)
+    monkeypatch.setattr("lmworks.ops.attention.reference_attention", lambda q, *_, **__: q)
+    assert not torch.equal(attention(*qkv), qkv[0])
+    with use_kernels("reference"):
+        assert torch.equal(attention(*qkv), qkv[0])
 
 
 def test_one_query_sees_every_key() -> None:

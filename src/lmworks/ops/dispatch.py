@@ -111,6 +111,11 @@ class Forced:
 _forced = Forced()
 
 
+def is_reference_forced() -> bool:
+    """Whether every operator has to run its plain twin."""
+    return _forced.backend == "reference"
+
+
 @contextmanager
 def use_kernels(backend: str) -> Iterator[None]:
     """Force one backend ("reference" or "cpu") for every operator inside the block."""

@@ -3,8 +3,9 @@
     out_BHTD = attention(q_BHTD, k_BKSD, v_BKSD)          # causal
 
 Picks the quickest of torch's fused kernel and two written-out forms; what they compute is in
-`reference`. Vaswani et al. 2017 (arXiv 1706.03762, 3.2.1); grouping: Ainslie et al. 2023
-(arXiv 2305.13245); soft-cap: Gemma 2 (arXiv 2408.00118, section 2).
+`reference`, which LMWORKS_KERNELS=reference picks always. Vaswani et al. 2017 (arXiv 1706.03762,
+3.2.1); grouping: Ainslie et al. 2023 (arXiv 2305.13245); soft-cap: Gemma 2 (arXiv 2408.00118,
+section 2).
 Shapes: B batch, H query heads, K kv heads (a divisor of H), T queries, S keys, D head_dim.
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from lmworks.ops.attention.materialized import MAX_KEYS, materialized_attention
 from lmworks.ops.attention.reference import reference_attention
+from lmworks.ops.dispatch import is_reference_forced
 
 __all__ = ["attention"]
 
@@ -35,7 +37,7 @@ def attention(
         logit_softcap: scores become cap * tanh(score / cap); 0 leaves them as they are.
         dropout: probability of dropping an attention weight; 0 outside training.
     """
-    if logit_softcap:
+    if logit_softcap or is_reference_forced():
         return reference_attention(
             q_BHTD, k_BKSD, v_BKSD, mask=mask, logit_softcap=logit_softcap, dropout=dropout
         )
