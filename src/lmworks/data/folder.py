@@ -8,8 +8,8 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,15 +64,16 @@ def _refuse_replacing(out: Path, overwrite: bool) -> None:
 
 def _remove_abandoned(out: Path) -> None:
     """Delete unfinished outputs of the same name whose process is gone: its lock is free."""
-    name = glob.escape(out.name)
-    for pattern in (f".{name}.part-*", f"..{name}.part-*"):
-        for part in filter(Path.is_dir, out.parent.glob(pattern)):
+    suffix = r"\.part-[0-9a-f]{8}"
+    name = re.compile(rf"\.{re.escape(out.name)}{suffix}|\.\.{re.escape(out.name)}{suffix}{suffix}")
+    for part in out.parent.glob(".*.part-*"):
+        if name.fullmatch(part.name) is None or not part.is_dir():
+            continue
+        with contextlib.suppress(OSError):  # being written, gone meanwhile, or of another user
             lock = os.open(part, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(part)
-            except BlockingIOError:
-                pass  # somebody is writing it now
             finally:
                 os.close(lock)
 

@@ -153,9 +153,7 @@ def test_an_empty_corpus_is_refused_and_nothing_is_left(
 
 def test_a_corpus_that_cannot_be_split_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(
-        ConfigError, match=r"only one piece of text .*; give more text"
-    ):
+    with pytest.raises(ConfigError, match=r"only one piece of text .*; give more text"):
         pack([tmp_path / "a.txt"], tmp_path / "o", tokenizer, val_fraction=0.1)
 
 
@@ -333,7 +331,7 @@ def test_a_killed_pack_leaves_no_output_and_the_next_one_cleans_up(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "child.py", "gate", "o"]
 
 
-def test_an_output_that_another_process_is_writing_is_left_alone(
+def test_what_another_process_writes_or_a_user_named_is_left_alone(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     import fcntl
@@ -341,6 +339,8 @@ def test_an_output_that_another_process_is_writing_is_left_alone(
     source = write_jsonl(tmp_path / "a.jsonl", MANY)
     other = tmp_path / ".o.part-0123abcd"
     other.mkdir()
+    mine = tmp_path / ".o.part-time"
+    mine.mkdir()
     lock = os.open(other, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -348,3 +348,4 @@ def test_an_output_that_another_process_is_writing_is_left_alone(
     finally:
         os.close(lock)
     assert other.is_dir()
+    assert mine.is_dir()
