@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import random
 import time
 from typing import Any
 
@@ -109,8 +110,15 @@ def native_arguments(tokenizer: BPETokenizer) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "text",
-    ["a" * 300_000, " " * 300_000, "the" * 100_000, "中文没有空格" * 50_000, "ab" * 150_000],
-    ids=["letter", "blanks", "words", "Chinese", "two letters"],
+    [
+        "a" * 300_000,
+        " " * 300_000,
+        "the" * 100_000,
+        "中文没有空格" * 50_000,
+        "ab" * 150_000,
+        "".join(map(chr, random.Random(0).choices(range(0x20, 0xD800), k=300_000))),
+    ],
+    ids=["letter", "blanks", "words", "Chinese", "two letters", "random code points"],
 )
 def test_one_endless_piece_takes_no_quadratic_time(gpt2: BPETokenizer, text: str) -> None:
     start_s = time.process_time()
