@@ -259,7 +259,13 @@ class Trainer:
         now = self.state.snapshot()
         before: Snapshot = replace(now, rng=rng, progress=replace(now.progress, loader=loader))
         self.store.discard(name)
-        path = write_snapshot(self.run.checkpoints / name, before)
+        try:
+            path = write_snapshot(self.run.checkpoints / name, before)
+        except StorageError as full:
+            raise TrainingError(
+                f"step {failed}: {err}; the state before it could not be kept for a replay "
+                f"({full}); {self._safe_step()}"
+            ) from full
         self._event(f"failed: {err}")
         first, size = loader["position"], self.recipe.train.batch_size
         raise TrainingError(

@@ -217,6 +217,18 @@ def test_a_failed_step_is_saved_and_its_replay_sees_the_same_batch(
     assert numbers(run) == numbers(straight)
 
 
+def test_a_failed_step_is_reported_even_if_the_disk_is_full(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(path: Path, snapshot: Any) -> Path:
+        raise StorageError(f"could not write {path}: the disk is full")
+
+    monkeypatch.setattr(loop, "write_snapshot", no_space)
+    monkeypatch.setattr(TrainStep, "_backward", lambda self, *args: (float("nan"), 0.0))
+    with pytest.raises(TrainingError, match=r"step 1: loss is nan.*the disk is full.*from step 0"):
+        run_training(run)
+
+
 def test_running_out_of_memory_names_the_biggest_tensors_and_what_to_reduce(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,11 +320,12 @@ def test_tensorboard_events_are_written_when_asked(tensorboard_run: RunFolder) -
 def test_weights_and_biases_are_logged_offline_when_asked(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     change_recipe(run, ["log.wandb=offline", "train.steps=2"], write=True)
     run_training(run)
+    wandb.teardown()  # its own process may still be writing after the run has ended
     [file] = (run.path / "wandb").glob("offline-run-*/*.wandb")
     assert b"train/loss" in file.read_bytes()
 
