@@ -158,6 +158,8 @@ def test_closing_ends_the_other_process(
     assert not switched
 
 
+# torch's own compiler uses it when it is imported.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.slow
 def test_compiled_blocks_train_like_plain_ones_and_only_in_training() -> None:
     torch.manual_seed(0)
