@@ -1,7 +1,5 @@
-// BPE encoder, special tokens and stream borders without Python, to run under the sanitizers:
-//   g++ -std=c++20 -g -fsanitize=address,undefined -fno-sanitize-recover -Icsrc/include
-//       csrc/tests/text_encode_test.cpp csrc/text/bpe_encode*.cpp csrc/text/pretokenize.cpp
-//       csrc/text/unicode*.cpp -o text_encode_test && ./text_encode_test
+// BPE encoder, special tokens and stream borders without Python, for the sanitizers (tests/
+// integration/test_sanitizers.py builds and runs this).
 // That the ids are the right ones is tested from Python, against tiktoken and Hugging Face.
 #include <algorithm>
 #include <cstdio>
