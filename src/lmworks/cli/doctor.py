@@ -8,7 +8,6 @@ import importlib
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -209,10 +208,10 @@ def check_disk(folder: Path) -> Check:
 
 def check_compiler() -> Check:
     """A C++ compiler, which torch.compile and building the package need."""
-    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
-        path = shutil.which(name)
-        if path is None:
-            continue
+    from lmworks.train.compile import compiler
+
+    path = compiler()
+    if path is not None:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
         if done.returncode == 0 and done.stdout:
             return Check("ok", "compiler", f"{done.stdout.splitlines()[0]} ({path})")
