@@ -276,6 +276,8 @@ class Stuck(FakeTokenizer):
         return super().encode_to_numpy(text, **options)
 
 if __name__ == "__main__":
+    # A test run in the background of a shell hands SIGINT on as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     {body}
 """
 
