@@ -264,7 +264,7 @@ def test_progress_is_reported_up_to_the_end(tmp_path: Path, tokenizer: Any) -> N
 
 
 CHILD = """
-import resource, sys
+import resource, signal, sys
 sys.path.insert(0, {here!r})
 from fake_tokenizer import FakeTokenizer
 from lmworks.data.pack import pack
