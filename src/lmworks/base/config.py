@@ -248,8 +248,12 @@ def _parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
     except ConfigError as err:
         raise ConfigError(f"{where}: {err}") from None
+    except yaml.MarkedYAMLError as err:
+        mark = err.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{where}: not valid YAML ({err.problem}{place})") from None
     except (yaml.YAMLError, ValueError) as err:
-        raise ConfigError(f"{where}: not valid YAML ({err})") from None
+        raise ConfigError(f"{where}: not valid YAML ({' '.join(str(err).split())})") from None
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
 

@@ -97,6 +97,8 @@ def remove_parts(folder: str | Path) -> None:
 
 def part_path(path: Path) -> Path:
     """A new hidden name beside `path` for what is not finished; `remove_parts` knows it."""
+    if not path.name:
+        raise StorageError(f"could not write {str(path)!r}: the output needs a name of its own")
     return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
 
 

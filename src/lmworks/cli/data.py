@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -196,7 +197,7 @@ def _print_report(report: "PackReport", tokenizer_file: Path) -> None:
         print(f"  {folder}  {_summary(manifest)}  ({share:.1%} of the text)")
     first = next(iter(report.manifests))
     out = first if len(report.manifests) == 1 else first.parent
-    print(f"next: lmworks data inspect {out} --tokenizer {tokenizer_file}")
+    print(f"next: lmworks data inspect {quote(str(out))} --tokenizer {quote(str(tokenizer_file))}")
 
 
 def _summary(manifest: "Manifest") -> str:

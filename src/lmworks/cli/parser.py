@@ -1,11 +1,19 @@
 """What the parsers of all commands share: description, options, a worked example, counts."""
 
 import argparse
+from typing import NoReturn
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error of a command."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; `{self.prog} --help` shows the options\n")
 
 
 def make_parser(prog: str, description: str, example: str) -> argparse.ArgumentParser:
     """Parser of `lmworks PROG`; `example` is shown under the options exactly as typed."""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"lmworks {prog}",
         description=description,
         epilog=f"example:\n  {example}",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from lmworks.cli.parser import make_parser, positive_int
@@ -86,7 +87,7 @@ def _train(argv: list[str]) -> int:
         f"  {args.out}  {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:16]}"
     )
     if args.format != "tiktoken":
-        print(f"next: lmworks tokenizer encode {args.out} 'Hello world' --show")
+        print(f"next: lmworks tokenizer encode {quote(str(args.out))} 'Hello world' --show")
     return 0
 
 

@@ -53,6 +53,7 @@ _BATCH_CHARS = 1 << 20
 # Reading, splitting and writing stay in one process and take over half of its time; starting the
 # others and handing text over costs the rest of the gain. 200 MB, vocabulary 10,000, two cores: 5.0
 # CPU seconds alone, 7.8 with two workers, and no sooner done.
+_MAX_WORKERS = 256  # processes
 _MIN_POOL_BYTES = 256 << 20
 
 Progress = Callable[[int, int], None]
@@ -224,6 +225,8 @@ def _checked(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
+    if num_workers is not None and num_workers > _MAX_WORKERS:
+        raise ConfigError(f"num_workers={num_workers} must be at most {_MAX_WORKERS}")
     if tokenizer.eot_id is None:
         raise ConfigError(
             f"this {tokenizer.kind} tokenizer has no <|endoftext|> token, which has to end every"

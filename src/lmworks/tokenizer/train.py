@@ -21,6 +21,7 @@ Merges = list[tuple[bytes, bytes]]
 Progress = Callable[[str, int, int], None]
 """progress(phase, done, total): phase "count" in bytes, then "merge" in merges."""
 
+MAX_THREADS = 1024  # each has a stack and counts of its own; far more exhaust the memory
 BATCH_BYTES = 8 << 20  # of an iterable, handed to the threads together
 
 
@@ -112,8 +113,8 @@ def _new_trainer(
         )
     if vocab_size >= _text.MAX_TOKENS:
         raise ConfigError(f"vocab_size={vocab_size}; fewer than {_text.MAX_TOKENS} are possible")
-    if num_threads is not None and num_threads < 1:
-        raise ConfigError(f"num_threads={num_threads}; use 1 or more")
+    if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+        raise ConfigError(f"num_threads={num_threads}; use 1 to {MAX_THREADS}")
     trainer = _text.BpeTrainer(check_pattern(pattern), specials, num_threads or num_usable_cores())
     return trainer, vocab_size - smallest
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lmworks.base.errors import ConfigError, StorageError
+from lmworks.base.errors import ConfigError, DataError, StorageError
 from lmworks.base.storage import atomic_file, fsync, write_text
 from lmworks.train.recipe import LogConfig
 
@@ -152,6 +152,16 @@ def _scalars(record: Record) -> Iterator[tuple[str, float]]:
 
 def _whole_lines(file: Path) -> Iterator[Record]:
     with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if line.endswith("\n"):
-                yield json.loads(line)
+                yield _record(line, f"{file}:{number}")
+
+
+def _record(line: str, where: str) -> Record:
+    try:
+        record: Any = json.loads(line)
+    except ValueError as err:
+        raise DataError(f"{where}: damaged, not valid JSON ({err}); delete that line") from None
+    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+        raise DataError(f"{where}: damaged, no record with kind and step; delete that line")
+    return record

@@ -22,6 +22,8 @@ from lmworks.nn.config import NonNegativeFloat
 from lmworks.train.optim.config import AdamWConfig, OptimConfig
 from lmworks.train.schedule import CosineSchedule, ScheduleConfig
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What every generator takes: torch's hold 64 bits with a sign."""
 NUM_BYTES = 256
 """Every byte-level vocabulary starts with one token per byte."""
 
@@ -140,7 +142,7 @@ class TrainConfig(Config):
     """Largest norm of all gradients together; 0 clips nothing."""
     z_loss_weight: NonNegativeFloat = 0.0
     """Weight of logsumexp(logits)^2, which keeps logits small; 1e-4 is usual."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Of the initial weights, the order of the data and dropout."""
     deterministic: bool = False
     """Refuse operations that may differ between two runs on one machine; compile=auto means off
@@ -214,7 +216,7 @@ class SampleConfig(Config):
     """Length of a sample."""
     temperature: NonNegativeFloat = 0.8
     """0 always takes the likeliest token."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Of the draws; the same for every sample, so that texts can be compared."""
 
 

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmworks.base.errors import CheckpointError, ConfigError
+from lmworks.base.errors import CheckpointError, ConfigError, StorageError
 
 RECIPE_FILE = "recipe.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -53,9 +53,15 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that writes to the run; the lock goes when the process does."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = self.path / ".lock"
-        with file.open("a+") as handle:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = (self.path / ".lock").open("a+")
+        except OSError as err:
+            raise StorageError(
+                f"{self.path}: no run folder can be written there ({err.strerror}); "
+                "choose another with --run"
+            ) from None
+        with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -120,3 +120,10 @@ def test_a_missing_file_names_its_neighbour(file: Path) -> None:
 
 def test_a_word_without_a_near_one_lists_all() -> None:
     assert suggest("zzz", ["b", "a"]) == "; known: a, b"
+
+
+@pytest.mark.parametrize("value", ["[", "{a: 1", "\t[1]", "!!python/object:os.system x"])
+def test_invalid_yaml_is_explained_in_one_line_with_its_place(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"not valid YAML \(.*line 1, column \d+\)") as caught:
+        load(Config, None, [f"anything={value}"])
+    assert "\n" not in str(caught.value)

@@ -127,3 +127,9 @@ def test_sha256_is_that_of_the_content(tmp_path: Path) -> None:
     storage.write_bytes(tmp_path / "a", b"abc")
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert storage.sha256_file(tmp_path / "a") == digest
+
+
+@pytest.mark.parametrize("target", ["", ".", "/"])
+def test_a_target_without_a_name_is_refused(target: str) -> None:
+    with pytest.raises(StorageError, match="needs a name of its own"):
+        storage.write_text(target, "text")

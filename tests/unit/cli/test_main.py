@@ -135,3 +135,11 @@ def test_options_cannot_be_abbreviated() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_own_file(command: str) -> None:
     assert callable(importlib.import_module(f"lmworks.cli.{command}").main)
+
+
+def test_a_wrong_option_is_explained_in_one_line(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--bogus"])
+    err = capsys.readouterr().err
+    assert err.startswith("error: unrecognized arguments: --bogus; `lmworks doctor --help`")
+    assert err.count("\n") == 1

@@ -71,3 +71,7 @@ def test_what_to_type_works_where_the_environment_is_not_activated(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/lmworks"), "report"])
     assert ".venv/bin/lmworks chat runs/demo" in next_steps(Path("runs/demo"), with_report=False)
+
+
+def test_a_folder_with_spaces_is_quoted_in_what_to_type_next() -> None:
+    assert "chat 'my runs/one'" in next_steps(Path("my runs/one"), with_report=False)

@@ -173,6 +173,7 @@ def test_a_fraction_that_leaves_a_side_empty_names_one_that_does_not(
     [
         ({"val_fraction": 1.0}, "val_fraction=1.0 must be at least 0 and below 1"),
         ({"val_fraction": -0.1}, "val_fraction=-0.1 must be"),
+        ({"num_workers": 257}, "num_workers=257 must be at most 256"),
         ({"num_workers": 0}, "num_workers=0 must be at least 1"),
         ({"max_shard_tokens": 0}, "max_shard_tokens=0 must be at least 1"),
         ({"piece_chars": 0}, "piece_chars=0 must be at least 1"),

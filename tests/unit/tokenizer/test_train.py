@@ -220,3 +220,9 @@ def test_unknown_pattern_and_thread_count_are_refused() -> None:
         train_bpe_from_iterator(["text"], 300, pattern="gpt-2")
     with pytest.raises(ConfigError, match="num_threads=0"):
         train_bpe_from_iterator(["text"], 300, num_threads=0)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1025])
+def test_a_number_of_threads_out_of_bounds_is_refused(num_threads: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_threads={num_threads}; use 1 to 1024"):
+        train_bpe_from_iterator(["text"], 300, num_threads=num_threads)

@@ -10,7 +10,7 @@ import yaml
 
 from lmworks import tokenizer as tokenizers
 from lmworks.base.config import Loaded
-from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.errors import ConfigError, DataError, StorageError
 from lmworks.data.shard import open_shards
 from lmworks.train.metrics import MetricsLog, read_metrics, truncate_metrics
 from lmworks.train.prepare import check_folder, check_inputs, prepare
@@ -242,3 +242,10 @@ def test_preparing_again_after_a_kill_starts_clean(run: RunFolder, resolve: Reso
     assert run.is_prepared
     assert (run.data / "val").is_dir()
     assert not list(run.path.glob("*.part-*"))
+
+
+def test_a_run_under_a_file_is_refused_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    run = RunFolder(tmp_path / "file" / "run")
+    with pytest.raises(StorageError, match="no run folder can be written there"), run.lock():
+        pass

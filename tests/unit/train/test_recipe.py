@@ -124,3 +124,9 @@ def test_the_annotated_yaml_loads_to_the_same_recipe(load: Load, tmp_path: Path)
 def test_reading_a_recipe_needs_no_torch() -> None:
     code = "import sys, lmworks.train.recipe; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_seed_that_no_generator_takes_is_refused(load: Load) -> None:
+    assert load(f"train.seed={2**63 - 1}").train.seed == 2**63 - 1
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        load(f"train.seed={2**63}")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lmworks.base.errors import CheckpointError, DataError
-from lmworks.train.metrics import MetricsLog
+from lmworks.train.metrics import MetricsLog, read_metrics
 from lmworks.train.prepare import prepare
 from lmworks.train.recipe import load_recipe
 from lmworks.train.report import readable_count, smoothed, write_report
@@ -109,3 +109,10 @@ def test_smoothing_a_constant_changes_nothing() -> None:
 )
 def test_counts_have_three_digits_and_a_unit(count: int, text: str) -> None:
     assert readable_count(count) == text
+
+
+@pytest.mark.parametrize("line", ["\x7fELF", "[1]", '{"kind": "train"}'])
+def test_a_damaged_line_of_the_metrics_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: damaged"):
+        read_metrics(tmp_path)
