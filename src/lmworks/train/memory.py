@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from lmworks.base import machine
 from lmworks.base.errors import TrainingError
 from lmworks.plan.memory import readable_bytes, training_bytes
 from lmworks.train.recipe import Recipe
@@ -27,6 +28,18 @@ def explain_out_of_memory(recipe: Recipe) -> Iterator[None]:
         if not is_out_of_memory(err):
             raise
         raise TrainingError(_message(recipe)) from err
+
+
+def require_memory(recipe: Recipe) -> None:
+    """Raise TrainingError if training needs more memory than this machine has in all.
+
+    Linux hands out more than it has and kills the process later, without an error to explain.
+    """
+    needed = sum(memory_bytes(recipe).values())
+    total, _ = machine.memory_bytes()
+    if 0 < total < needed:  # 0: the system does not say
+        have = f"{readable_bytes(needed)} needed, this machine has {readable_bytes(total)}"
+        raise TrainingError(f"{have}: {_message(recipe)}")
 
 
 def is_out_of_memory(err: BaseException) -> bool:

@@ -27,6 +27,7 @@ from lmworks.train import recipe as recipes
 from lmworks.train.accelerate import configure
 from lmworks.train.checkpoint import CheckpointStore
 from lmworks.train.environment import describe_environment
+from lmworks.train.memory import require_memory
 from lmworks.train.metrics import METRICS_FILE, check_packages
 from lmworks.train.recipe import FileTokenizer, Recipe, ShardData, TextData, check_vocab_size
 from lmworks.train.run_folder import RunFolder
@@ -41,6 +42,7 @@ def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say
         ConfigError: the folder holds another run (unless `overwrite`), or the recipe does not fit
             its data or tokenizer.
         DataError: a text, tokenizer or shard file is missing or wrong.
+        TrainingError: the machine has less memory than the training needs.
     """
     check_inputs(loaded)
     check_folder(run, overwrite=overwrite)
@@ -49,6 +51,7 @@ def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say
         tokenizer = _prepare_data(run, loaded.config, say)
         _check_windows(run, loaded.config)
         recipe, sources = resolve(loaded, tokenizer, say)
+        require_memory(recipe)
         environment = describe_environment()
         write_json(run.environment, {**environment, "sources": sources})
         write_text(run.recipe, annotated_yaml(recipe, sources))

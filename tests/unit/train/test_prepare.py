@@ -10,7 +10,7 @@ import yaml
 
 from lmworks import tokenizer as tokenizers
 from lmworks.base.config import Loaded
-from lmworks.base.errors import ConfigError, DataError, StorageError
+from lmworks.base.errors import ConfigError, DataError, StorageError, TrainingError
 from lmworks.data.shard import open_shards
 from lmworks.train.metrics import MetricsLog, read_metrics, truncate_metrics
 from lmworks.train.prepare import check_folder, check_inputs, prepare
@@ -249,3 +249,10 @@ def test_a_run_under_a_file_is_refused_plainly(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "file" / "run")
     with pytest.raises(StorageError, match="no run folder can be written there"), run.lock():
         pass
+
+
+def test_a_model_larger_than_the_memory_leaves_no_run(run: RunFolder, resolve: Resolve) -> None:
+    loaded = resolve("model.num_layers=1000000000")
+    with pytest.raises(TrainingError, match=r"needed, this machine has .* Biggest tensors"):
+        prepare_quietly(run, loaded)
+    assert not run.is_prepared
