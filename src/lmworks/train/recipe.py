@@ -248,8 +248,8 @@ class LogConfig(Config):
 class Recipe(Config):
     """One run."""
 
-    name: str = "run"
-    """The run folder is runs/NAME unless --run says otherwise."""
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "run"
+    """Letters, digits, `_`, `.`, `-`. The run folder is runs/NAME unless --run says otherwise."""
     model: ModelConfig
     """Architecture. Left out, vocab_size comes from the tokenizer and max_seq_len from train; the
     vocab_size of a preset counts only beside `tokenizer.kind=file`."""

@@ -52,6 +52,7 @@ def test_the_reference_recipe_has_the_shape_of_the_benchmarks() -> None:
     ("overrides", "message"),
     [
         (["train.contxt_length=8"], "did you mean 'context_length'"),
+        (["name=../elsewhere"], r"name='\.\./elsewhere'"),
         (["train.steps=ten"], r"train\.steps='ten'"),
         (["model.max_seq_len=16"], "context_length=32 is longer than model.max_seq_len=16"),
         (["train.micro_batch_size=5"], "nearest micro_batch_size: 4"),
