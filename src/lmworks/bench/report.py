@@ -104,6 +104,8 @@ def _median(rows: list[dict[str, Any]], case: str, metric: str, contender: str) 
 def _unit(metric: str) -> str:
     return {
         "cpu_s": "CPU s",
+        "cpu_ms": "CPU ms",
+        "wall_s": "wall s",
         "mb_per_cpu_s": "MB per CPU s",
         "tokens_per_s": "tokens/s",
         "peak_rss_mb": "MB of memory",
