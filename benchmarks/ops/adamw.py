@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import Parameter
 
-from lmworks.bench.harness import Row, Spread, interleave, print_rows, save_result
+from lmworks.bench.harness import Row, Spread, print_rows, save_result, time_in_turn
 from lmworks.ops import native
 from lmworks.train.optim.adamw import AdamW
 from lmworks.train.optim.clip import global_grad_norm
@@ -75,27 +75,16 @@ def measure(dtype: torch.dtype, num_threads: int, rounds: int) -> list[Row]:
     clock = time.thread_time if num_threads == 1 else time.perf_counter
     metric = "cpu_ms" if num_threads == 1 else "wall_ms"
 
-    def timed(step: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start_s = clock()
-            step()
-            return (clock() - start_s) * 1e3
-
-        return run
-
-    contenders = {name: timed(step) for name, step in make_contenders(dtype).items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, value in interleave(contenders, rounds=rounds + 1):
-        times[name].append(value)
+    times = time_in_turn(make_contenders(dtype), clock_s=clock, rounds=rounds)
     case = f"{str(dtype).removeprefix('torch.')}, {num_threads} thread" + "s" * (num_threads > 1)
-    rows = [Row(case, name, metric, Spread.of(values[1:])) for name, values in times.items()]
+    rows = [Row(case, name, metric, Spread.of(values)) for name, values in times.items()]
     num_params = sum(torch.Size(shape).numel() for shape in SHAPES)
-    ours, peer = times["lmworks"][1:], times["torch AdamW(fused=True)"][1:]
+    ours, peer = times["lmworks"], times["torch AdamW(fused=True)"]
     ratios = [theirs / mine for theirs, mine in zip(peer, ours, strict=True)]
     rows.append(Row(case, "lmworks beside torch", "times_faster", Spread.of(ratios)))
     step_bytes = BYTES_PER_PARAMETER[dtype] * num_params
     rows.append(Row(case, "lmworks", "gb_per_s", Spread.of([step_bytes / t / 1e6 for t in ours])))
-    copy = times["roof: copy of one float32 set"][1:]
+    copy = times["roof: copy of one float32 set"]
     copied = [8 * num_params / t / 1e6 for t in copy]
     rows.append(Row(case, "roof: copy", "gb_per_s", Spread.of(copied)))
     return rows

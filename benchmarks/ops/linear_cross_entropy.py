@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmworks.bench.harness import Row, Spread, interleave, print_rows, save_result
+from lmworks.bench.harness import Row, Spread, print_rows, save_result, time_in_turn
 from lmworks.ops import native
 from lmworks.ops.linear_cross_entropy import linear_cross_entropy
 from lmworks.ops.linear_cross_entropy.cpu import chunk_tokens
@@ -107,23 +107,12 @@ def measure(dtype: torch.dtype, num_threads: int, rounds: int) -> list[Row]:
     clock = time.thread_time if num_threads == 1 else time.perf_counter
     metric = "cpu_ms" if num_threads == 1 else "wall_ms"
 
-    def timed(step: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start_s = clock()
-            step()
-            return (clock() - start_s) * 1e3
-
-        return run
-
-    contenders = {name: timed(step) for name, step in make_contenders(dtype).items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, value in interleave(contenders, rounds=rounds + 1):
-        times[name].append(value)
+    times = time_in_turn(make_contenders(dtype), clock_s=clock, rounds=rounds)
     case = f"{str(dtype).removeprefix('torch.')}, {num_threads} thread" + "s" * (num_threads > 1)
-    rows = [Row(case, name, metric, Spread.of(values[1:])) for name, values in times.items()]
-    ours = times["lmworks"][1:]
+    rows = [Row(case, name, metric, Spread.of(values)) for name, values in times.items()]
+    ours = times["lmworks"]
     for peer in ("F.cross_entropy, float logits", "F.linear_cross_entropy, chunked"):
-        ratios = [theirs / mine for theirs, mine in zip(times[peer][1:], ours, strict=True)]
+        ratios = [theirs / mine for theirs, mine in zip(times[peer], ours, strict=True)]
         rows.append(Row(case, f"lmworks beside {peer}", "times_faster", Spread.of(ratios)))
     rates = [PRODUCT_FLOPS / value / 1e6 for value in ours]
     rows.append(Row(case, "lmworks", "gflop_per_s", Spread.of(rates)))

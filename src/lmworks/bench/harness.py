@@ -89,6 +89,29 @@ def interleave(
             yield name, run()
 
 
+def time_in_turn(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    clock_s: Callable[[], float],
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Milliseconds of each call by contender, taking turns; a first round is not counted."""
+    times_ms: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def timed(step: Callable[[], object]) -> Callable[[], float]:
+        def run() -> float:
+            start_s = clock_s()
+            step()
+            return (clock_s() - start_s) * 1e3
+
+        return run
+
+    in_turn = interleave({n: timed(step) for n, step in contenders.items()}, rounds=rounds + 1)
+    for name, took_ms in in_turn:
+        times_ms[name].append(took_ms)
+    return {name: values[1:] for name, values in times_ms.items()}
+
+
 def machine_facts(packages: Sequence[str]) -> dict[str, Any]:
     """The machine and the versions of the packages that took part."""
     machine = read_machine()

@@ -1,6 +1,6 @@
 """AdamW over named parameters; the arithmetic is `ops.adamw`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from lmworks.ops.adamw import adamw_step_
 from lmworks.train.optim.config import AdamWConfig
-from lmworks.train.optim.weights import Weights, copy_state, decayed_names, prefixed
+from lmworks.train.optim.weights import Weights, decayed_names, prefixed
 
 
 class AdamW:
@@ -27,25 +27,17 @@ class AdamW:
     def step(self, *, lr: float, grad_scale: float = 1.0) -> None:
         """See `Optimizer.step`."""
         self._step += 1
-        names = self._weights.with_grad()
-        decayed = [name for name in names if name in self._decayed]
-        others = [name for name in names if name not in self._decayed]
-        self._update(decayed, lr, self.config.weight_decay, grad_scale)
-        self._update(others, lr, 0.0, grad_scale)
-
-    def _update(self, names: list[str], lr: float, weight_decay: float, grad_scale: float) -> None:
-        weights, config = self._weights, self.config
-        adamw_step_(
-            [weights.params[name] for name in names],
-            [weights.grad(name) for name in names],
-            [self._exp_avg[name] for name in names],
-            [self._exp_avg_sq[name] for name in names],
-            masters=[weights.masters.get(name) for name in names],
+        update_adamw(
+            self._weights,
+            self._weights.with_grad(),
+            self._exp_avg,
+            self._exp_avg_sq,
+            decayed=self._decayed,
             lr=lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            eps=config.eps,
-            weight_decay=weight_decay,
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            eps=self.config.eps,
+            weight_decay=self.config.weight_decay,
             step=int(self._step),
             grad_scale=grad_scale,
         )
@@ -64,11 +56,43 @@ class AdamW:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Optimizer.load_state_tensors`; rounds the loaded masters into the parameters."""
-        copy_state(self.state_tensors(), tensors)
-        for name in self._weights.masters:
-            self._weights.write_back(name)
+        """See `Optimizer.load_state_tensors`."""
+        self._weights.load_state(self.state_tensors(), tensors)
 
     def master_weights(self) -> dict[str, Tensor]:
         """See `Optimizer.master_weights`."""
         return self._weights.master_weights()
+
+
+def update_adamw(
+    weights: Weights,
+    names: Sequence[str],
+    exp_avg: Mapping[str, Tensor],
+    exp_avg_sq: Mapping[str, Tensor],
+    *,
+    decayed: Set[str],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    grad_scale: float,
+) -> None:
+    """One AdamW step of the named parameters; those in `decayed` decay."""
+    for is_decayed in (True, False):
+        group = [name for name in names if (name in decayed) is is_decayed]
+        adamw_step_(
+            [weights.params[name] for name in group],
+            [weights.grad(name) for name in group],
+            [exp_avg[name] for name in group],
+            [exp_avg_sq[name] for name in group],
+            masters=[weights.masters.get(name) for name in group],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay if is_decayed else 0.0,
+            step=step,
+            grad_scale=grad_scale,
+        )

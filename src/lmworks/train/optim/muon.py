@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
-from lmworks.ops.adamw import adamw_step_
+from lmworks.train.optim.adamw import update_adamw
 from lmworks.train.optim.config import MuonConfig
-from lmworks.train.optim.weights import Weights, copy_state, decayed_names, prefixed
+from lmworks.train.optim.weights import Weights, decayed_names, prefixed
 
 # Jordan et al.: steep at 0, singular values land in about [0.7, 1.2] after 5 steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -49,10 +49,20 @@ class Muon:
         for name in names:
             if name in self._momentum:
                 self._update_matrix(name, lr, grad_scale)
-        others = [name for name in names if name not in self._momentum]
-        for is_decayed in (True, False):
-            group = [name for name in others if (name in self._decayed) is is_decayed]
-            self._update_adamw(group, lr, self.config.weight_decay * is_decayed, grad_scale)
+        update_adamw(
+            self._weights,
+            [name for name in names if name not in self._momentum],
+            self._exp_avg,
+            self._exp_avg_sq,
+            decayed=self._decayed,
+            lr=lr * self.config.adamw_lr_ratio,
+            beta1=self.config.adamw_beta1,
+            beta2=self.config.adamw_beta2,
+            eps=self.config.adamw_eps,
+            weight_decay=self.config.weight_decay,
+            step=int(self._step),
+            grad_scale=grad_scale,
+        )
 
     @torch.no_grad()
     def _update_matrix(self, name: str, lr: float, grad_scale: float) -> None:
@@ -65,25 +75,6 @@ class Muon:
             weight.mul_(1 - lr * self.config.weight_decay)
         weight.add_(orthogonal, alpha=-lr * 0.2 * max(weight.shape) ** 0.5)
         self._weights.write_back(name)
-
-    def _update_adamw(
-        self, names: list[str], lr: float, weight_decay: float, grad_scale: float
-    ) -> None:
-        weights, config = self._weights, self.config
-        adamw_step_(
-            [weights.params[name] for name in names],
-            [weights.grad(name) for name in names],
-            [self._exp_avg[name] for name in names],
-            [self._exp_avg_sq[name] for name in names],
-            masters=[weights.masters.get(name) for name in names],
-            lr=lr * config.adamw_lr_ratio,
-            beta1=config.adamw_beta1,
-            beta2=config.adamw_beta2,
-            eps=config.adamw_eps,
-            weight_decay=weight_decay,
-            step=int(self._step),
-            grad_scale=grad_scale,
-        )
 
     def zero_grad(self) -> None:
         """See `Optimizer.zero_grad`."""
@@ -100,10 +91,8 @@ class Muon:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Optimizer.load_state_tensors`; rounds the loaded masters into the parameters."""
-        copy_state(self.state_tensors(), tensors)
-        for name in self._weights.masters:
-            self._weights.write_back(name)
+        """See `Optimizer.load_state_tensors`."""
+        self._weights.load_state(self.state_tensors(), tensors)
 
     def master_weights(self) -> dict[str, Tensor]:
         """See `Optimizer.master_weights`."""

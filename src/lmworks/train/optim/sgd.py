@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmworks.train.optim.config import SGDConfig
-from lmworks.train.optim.weights import Weights, copy_state, decayed_names, prefixed
+from lmworks.train.optim.weights import Weights, decayed_names, prefixed
 
 
 class SGD:
@@ -55,10 +55,8 @@ class SGD:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Optimizer.load_state_tensors`; rounds the loaded masters into the parameters."""
-        copy_state(self.state_tensors(), tensors)
-        for name in self._weights.masters:
-            self._weights.write_back(name)
+        """See `Optimizer.load_state_tensors`."""
+        self._weights.load_state(self.state_tensors(), tensors)
 
     def master_weights(self) -> dict[str, Tensor]:
         """See `Optimizer.master_weights`."""

@@ -47,6 +47,12 @@ class Weights:
         if name in self.masters:
             self.params[name].copy_(self.masters[name])
 
+    def load_state(self, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        """Copy saved optimizer state over `own`; round the loaded masters into the parameters."""
+        copy_state(own, saved)
+        for name in self.masters:
+            self.write_back(name)
+
     def zero_grad(self) -> None:
         """Set every gradient to None."""
         for param in self.params.values():
