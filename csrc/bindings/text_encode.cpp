@@ -86,14 +86,32 @@ class SpecialSplitter {
   SpecialMatcher matcher_;
 };
 
+constexpr std::string_view kNoPattern = "none";
+
+// Every token has its outputs, at most one per byte: room for a text's bytes is room for its ids.
+void check_outputs(const IdsIn& outputs, const OffsetsIn& at, const OffsetsIn& token_offsets) {
+  if (at.size() != token_offsets.size() || at.data()[0] != 0 ||
+      at.data()[at.size() - 1] != outputs.size()) {
+    throw nb::value_error("output offsets");
+  }
+  for (size_t i = 0; i + 1 < at.size(); ++i) {
+    const uint64_t num_bytes = token_offsets.data()[i + 1] - token_offsets.data()[i];
+    if (at.data()[i] > at.data()[i + 1] || at.data()[i + 1] - at.data()[i] > num_bytes) {
+      throw nb::value_error(("outputs of token " + std::to_string(i)).c_str());
+    }
+  }
+}
+
 // The caches are handed out and taken back while the GIL is held, so they need no lock of their own
 // and a fork can never copy a held one.
 class Encoder {
  public:
   Encoder(const std::string& pattern, bool ignore_merges, const nb::bytes& token_bytes,
           OffsetsIn token_offsets, IdsIn merges, const std::vector<nb::bytes>& specials,
-          std::vector<uint32_t> special_ids, size_t max_cache_slots)
-      : model_(make_model(pattern, ignore_merges, token_bytes, token_offsets, merges)),
+          std::vector<uint32_t> special_ids, size_t max_cache_slots, std::optional<IdsIn> outputs,
+          std::optional<OffsetsIn> output_offsets)
+      : model_(make_model(pattern, ignore_merges, token_bytes, token_offsets, merges, outputs,
+                          output_offsets)),
         matcher_(views(specials)),
         special_ids_(std::move(special_ids)),
         max_cache_slots_(max_cache_slots) {
@@ -122,11 +140,30 @@ class Encoder {
   nb::object encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
                           size_t num_threads);
 
+  // Ids of pieces that the caller cut: rising offsets of their ends, the last one the text's size.
+  IdsOut encode_pieces(const nb::bytes& text, OffsetsIn ends) {
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (ends.data()[i] <= (i == 0 ? 0 : ends.data()[i - 1])) throw nb::value_error("piece ends");
+    }
+    if ((ends.size() == 0 ? 0 : ends.data()[ends.size() - 1]) != text.size()) {
+      throw nb::value_error("piece ends: the last is not the end of the text");
+    }
+    TokenBuffer ids;
+    auto cache = take_cache();
+    {
+      const nb::gil_scoped_release release;
+      cache->encode_cut(model_, data(text), {ends.data(), ends.size()}, ids);
+    }
+    caches_.push_back(std::move(cache));
+    return to_numpy(ids);
+  }
+
   nb::list ids_to_list(IdsIn ids) { return to_list(ids.data(), ids.size()); }
 
  private:
   static BpeModel make_model(const std::string& pattern, bool ignore_merges,
-                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges);
+                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges,
+                             std::optional<IdsIn> outputs, std::optional<OffsetsIn> output_offsets);
   uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
   nb::list to_list(const uint32_t* ids, size_t size);
 
@@ -146,7 +183,9 @@ class Encoder {
 };
 
 BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
-                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges) {
+                             const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges,
+                             std::optional<IdsIn> outputs,
+                             std::optional<OffsetsIn> output_offsets) {
   const size_t num_tokens = offsets.size() - 1;
   if (offsets.size() == 0 || num_tokens >= kMaxTokens) throw nb::value_error("too many tokens");
   if (offsets.data()[num_tokens] != token_bytes.size()) throw nb::value_error("token offsets");
@@ -159,11 +198,21 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
   for (size_t i = 0; i < merges.size(); ++i) {
     if (merges.data()[i] >= num_tokens) throw nb::value_error("a merge of an unknown token");
   }
-  return BpeModel({pattern_named(pattern),
-                   ignore_merges,
-                   {data(token_bytes), token_bytes.size()},
-                   {offsets.data(), offsets.size()},
-                   {merges.data(), merges.size()}});
+  if (outputs.has_value() != output_offsets.has_value()) {
+    throw nb::value_error("outputs and output_offsets go together");
+  }
+  BpeVocabulary v;
+  v.ignore_merges = ignore_merges;
+  v.token_bytes = {data(token_bytes), token_bytes.size()};
+  v.token_offsets = {offsets.data(), offsets.size()};
+  v.merges = {merges.data(), merges.size()};
+  if (pattern != kNoPattern) v.pattern = pattern_named(pattern);
+  if (outputs) {
+    check_outputs(*outputs, *output_offsets, offsets);
+    v.outputs = {outputs->data(), outputs->size()};
+    v.output_offsets = {output_offsets->data(), output_offsets->size()};
+  }
+  return BpeModel(v);
 }
 
 uint32_t Encoder::run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids) {
@@ -293,13 +342,16 @@ void bind_encode(nb::module_& m) {
            "Length of the longest prefix whose ids no further text can change.");
   nb::class_<Encoder>(m, "BpeEncoder")
       .def(nb::init<const std::string&, bool, const nb::bytes&, OffsetsIn, IdsIn,
-                    const std::vector<nb::bytes>&, std::vector<uint32_t>, size_t>(),
+                    const std::vector<nb::bytes>&, std::vector<uint32_t>, size_t,
+                    std::optional<IdsIn>, std::optional<OffsetsIn>>(),
            nb::arg("pattern"), nb::arg("ignore_merges"), nb::arg("token_bytes"),
            nb::arg("token_offsets"), nb::arg("merges"), nb::arg("specials"), nb::arg("special_ids"),
-           nb::arg("max_cache_slots"))
+           nb::arg("max_cache_slots"), nb::arg("outputs") = nb::none(),
+           nb::arg("output_offsets") = nb::none())
       .def("encode_to_numpy", &Encoder::encode_to_numpy, nb::arg("text"), nb::arg("actions"))
       .def("encode_to_list", &Encoder::encode_to_list, nb::arg("text"), nb::arg("actions"))
       .def("encode_batch", &Encoder::encode_batch, nb::arg("texts"), nb::arg("actions"),
            nb::arg("num_threads"))
+      .def("encode_pieces", &Encoder::encode_pieces, nb::arg("text"), nb::arg("ends"))
       .def("ids_to_list", &Encoder::ids_to_list, nb::arg("ids"));
 }

@@ -131,9 +131,9 @@ void PieceCache::grow() {
   allocate(std::min(4 * num_old, max_slots_));
   for (size_t k = 0; k < num_old; ++k) {
     const Slot& slot = old.get()[k];
-    if (slot.count == 0) continue;
+    if (slot.high == 0) continue;
     size_t i = hash_key(slot.low, slot.high) & mask_;
-    while (slots_[i].count != 0) i = (i + 1) & mask_;
+    while (slots_[i].high != 0) i = (i + 1) & mask_;
     slots_[i] = slot;
     ++used_;
   }
@@ -147,7 +147,7 @@ const PieceCache::Slot* PieceCache::insert(const BpeModel& model, uint64_t low, 
   const size_t count =
       model.encode_piece(reinterpret_cast<const uint8_t*>(bytes), high >> 56, ids, scratch_);
   size_t i = hash & mask_;
-  while (slots_[i].count != 0) i = (i + 1) & mask_;
+  while (slots_[i].high != 0) i = (i + 1) & mask_;
   Slot& slot = slots_[i];
   slot = {low, high, {ids[0], 0, 0}, static_cast<uint32_t>(count)};
   if (count <= 3) {
@@ -172,11 +172,11 @@ void PieceCache::flush(const BpeModel& model, Batch& batch, TokenBuffer& out) {
     }
     size_t i = batch.hash[k] & mask_;
     const Slot* slot = &slots_[i];
-    while (slot->count != 0 && (slot->low != low || slot->high != high)) {
+    while (slot->high != 0 && (slot->low != low || slot->high != high)) {
       i = (i + 1) & mask_;
       slot = &slots_[i];
     }
-    if (slot->count == 0) [[unlikely]]
+    if (slot->high == 0) [[unlikely]]
       slot = insert(model, low, high, batch.hash[k]);
     if (slot->count <= 3) [[likely]] {
       std::memcpy(at, slot->tokens, sizeof slot->tokens);
@@ -200,7 +200,7 @@ void PieceCache::encode_long(const BpeModel& model, const uint8_t* piece, size_t
   const uint64_t hash = hash_long(piece, size);
   const size_t mask = long_slots_.size() - 1;
   size_t i = hash & mask;
-  for (; long_slots_[i].count != 0; i = (i + 1) & mask) {
+  for (; long_slots_[i].size != 0; i = (i + 1) & mask) {
     const LongSlot& slot = long_slots_[i];
     if (slot.hash != hash || slot.size != size) continue;
     if (std::memcmp(&long_bytes_[slot.bytes_at], piece, size) != 0) continue;
@@ -219,7 +219,7 @@ void PieceCache::encode_long(const BpeModel& model, const uint8_t* piece, size_t
 
 void PieceCache::place_long(const LongSlot& slot) {
   size_t i = slot.hash & (long_slots_.size() - 1);
-  while (long_slots_[i].count != 0) i = (i + 1) & (long_slots_.size() - 1);
+  while (long_slots_[i].size != 0) i = (i + 1) & (long_slots_.size() - 1);
   long_slots_[i] = slot;
   ++long_used_;
 }
@@ -235,17 +235,17 @@ void PieceCache::grow_long() {
   }
   const std::vector<LongSlot> old = std::exchange(long_slots_, std::vector<LongSlot>(4 * size));
   for (const LongSlot& slot : old) {
-    if (slot.count != 0) place_long(slot);
+    if (slot.size != 0) place_long(slot);
   }
 }
 
-template <Pattern P>
+template <class Next>
 void PieceCache::encode_pieces(const BpeModel& model, const uint8_t* text, size_t size,
-                               TokenBuffer& out) {
+                               TokenBuffer& out, Next next) {
   Batch batch;
   const uint8_t* const end = text + size;
   for (const uint8_t* p = text; p < end;) {
-    const uint8_t* const q = next_piece<P>(p, end);
+    const uint8_t* const q = next(p);
     const size_t length = static_cast<size_t>(q - p);
     const size_t k = batch.count++;
     batch.piece[k] = p;
@@ -264,7 +264,20 @@ void PieceCache::encode_pieces(const BpeModel& model, const uint8_t* text, size_
 }
 
 void PieceCache::encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out) {
-  with_pattern(model.pattern(), [&]<Pattern P>() { encode_pieces<P>(model, text, size, out); });
+  const uint8_t* const end = text + size;
+  if (!model.pattern()) {
+    return encode_pieces(model, text, size, out, [&](const uint8_t*) { return end; });
+  }
+  with_pattern(*model.pattern(), [&]<Pattern P>() {
+    encode_pieces(model, text, size, out, [&](const uint8_t* p) { return next_piece<P>(p, end); });
+  });
+}
+
+void PieceCache::encode_cut(const BpeModel& model, const uint8_t* text,
+                            std::span<const uint64_t> ends, TokenBuffer& out) {
+  if (ends.empty()) return;
+  size_t k = 0;
+  encode_pieces(model, text, ends.back(), out, [&](const uint8_t*) { return text + ends[k++]; });
 }
 
 uint32_t encode(const BpeModel& model, const SpecialMatcher::Query& query,

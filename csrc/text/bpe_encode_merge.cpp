@@ -36,7 +36,9 @@ uint64_t hash_bytes(const uint8_t* p, size_t size) {
 BpeModel::BpeModel(const BpeVocabulary& v)
     : pattern_(v.pattern),
       token_bytes_(v.token_bytes.begin(), v.token_bytes.end()),
-      token_offsets_(v.token_offsets.begin(), v.token_offsets.end()) {
+      token_offsets_(v.token_offsets.begin(), v.token_offsets.end()),
+      outputs_(v.outputs.begin(), v.outputs.end()),
+      output_offsets_(v.output_offsets.begin(), v.output_offsets.end()) {
   std::fill(std::begin(byte_token_), std::end(byte_token_), kNoToken);
   for (uint32_t id = 0; id < num_tokens(); ++id) {
     const std::string_view bytes = token(id);
@@ -87,6 +89,20 @@ uint32_t BpeModel::whole_token(const uint8_t* piece, size_t size) const {
 
 size_t BpeModel::encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
                               MergeScratch& scratch) const {
+  if (output_offsets_.empty()) return merge(piece, size, out, scratch);
+  scratch.merged.resize(size);
+  const size_t count = merge(piece, size, scratch.merged.data(), scratch);
+  uint32_t* at = out;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t id = scratch.merged[i];
+    at = std::copy(outputs_.data() + output_offsets_[id], outputs_.data() + output_offsets_[id + 1],
+                   at);
+  }
+  return static_cast<size_t>(at - out);
+}
+
+size_t BpeModel::merge(const uint8_t* piece, size_t size, uint32_t* out,
+                       MergeScratch& scratch) const {
   if (size == 1) {
     *out = byte_token_[*piece];
     return 1;

@@ -109,24 +109,29 @@ size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pat
 
 // What a BpeModel is made of. The caller has checked it: every id < num_tokens, every byte a token.
 struct BpeVocabulary {
-  Pattern pattern;
+  std::optional<Pattern> pattern;  // none: the whole text is one piece
   bool ignore_merges;
   std::span<const uint8_t> token_bytes;
   std::span<const uint64_t> token_offsets;  // num_tokens + 1; an empty token is a hole
   std::span<const uint32_t> merges;         // left, right, result; in rank order
+  // What each token is written as: outputs[output_offsets[id]] .. outputs[output_offsets[id + 1]],
+  // at most as many ids as the token has bytes. Empty offsets: as its own id.
+  std::span<const uint32_t> outputs;
+  std::span<const uint64_t> output_offsets;
 };
 
 // Working memory for merging one long piece.
 struct MergeScratch {
   std::vector<uint32_t> symbol, previous, next;
   std::vector<uint64_t> heap;
+  std::vector<uint32_t> merged;  // the ids before they are mapped to outputs
 };
 
 // Immutable after construction, shared by all threads.
 class BpeModel {
  public:
   explicit BpeModel(const BpeVocabulary& vocabulary);
-  Pattern pattern() const { return pattern_; }
+  std::optional<Pattern> pattern() const { return pattern_; }
   // Writes the ids of one piece to `out` (room for `size`) and returns their number.
   size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
                       MergeScratch& scratch) const;
@@ -138,10 +143,11 @@ class BpeModel {
  private:
   uint32_t rank_of(uint32_t left, uint32_t right) const;
   uint32_t whole_token(const uint8_t* piece, size_t size) const;
+  size_t merge(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
   size_t merge_short(const uint8_t* piece, size_t size, uint32_t* out) const;
   size_t merge_long(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
 
-  Pattern pattern_;
+  std::optional<Pattern> pattern_;
   uint32_t byte_token_[256];
   std::vector<uint64_t> pairs_;  // left << 43 | right << 22 | rank, open addressing
   int pair_shift_;
@@ -150,6 +156,8 @@ class BpeModel {
   std::vector<uint64_t> token_offsets_;
   std::vector<uint32_t> whole_;  // token ids by hash of their bytes; empty without ignore_merges
   size_t max_whole_size_ = 0;
+  std::vector<uint32_t> outputs_;
+  std::vector<uint64_t> output_offsets_;  // empty: tokens are written as their own ids
 };
 
 // Pieces already encoded. One thread at a time.
@@ -162,20 +170,25 @@ class PieceCache {
 
   // Appends the ids of `text`, which holds no special tokens, to `out`.
   void encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out);
+  // The same for pieces cut by the caller: rising offsets of their ends, the last one the size.
+  void encode_cut(const BpeModel& model, const uint8_t* text, std::span<const uint64_t> ends,
+                  TokenBuffer& out);
 
  private:
   struct alignas(32) Slot {
-    uint64_t low, high;  // the bytes, zero-padded; the length in the top byte
+    uint64_t low, high;  // the bytes, zero-padded; the length in the top byte (0: empty slot)
     uint32_t tokens[3];  // with count > 3: tokens[0] is their place in overflow_
-    uint32_t count;      // 0: empty slot
+    uint32_t count;
   };
   struct LongSlot {
     uint64_t hash;
-    uint32_t bytes_at, size, tokens_at, count;  // count 0: empty slot
+    uint32_t bytes_at, size, tokens_at, count;  // size 0: empty slot
   };
   struct Batch;
-  template <Pattern P>
-  void encode_pieces(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out);
+  // next(p) is the end of the piece that starts at p.
+  template <class Next>
+  void encode_pieces(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out,
+                     Next next);
   void flush(const BpeModel& model, Batch& batch, TokenBuffer& out);
   const Slot* insert(const BpeModel& model, uint64_t low, uint64_t high, uint64_t hash);
   void encode_long(const BpeModel& model, const uint8_t* piece, size_t size, TokenBuffer& out);

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
+from lmworks.tokenizer.base import pack_tokens
 from lmworks.tokenizer.bpe import BPETokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
@@ -213,3 +214,57 @@ def test_a_vocabulary_that_does_not_fit_together_is_refused(
     values = {"tokens": BYTES, "merges": [], "pattern": "gpt2", "special_tokens": {}, **change}
     with pytest.raises(DataError, match=message):
         BPETokenizer(values.pop("tokens"), values.pop("merges"), **values)
+
+
+def _native(pattern: str, outputs: list[list[int]] | None) -> _text.BpeEncoder:
+    """The bytes, then "ab" (256) and "abc" (257)."""
+    tokens = [*(bytes([i]) for i in range(256)), b"ab", b"abc"]
+    blob, offsets = pack_tokens(tokens)
+    flat = output_offsets = None
+    if outputs is not None:
+        flat = np.array([i for ids in outputs for i in ids], np.uint32)
+        output_offsets = np.cumsum([0, *map(len, outputs)]).astype(np.uint64)
+    return _text.BpeEncoder(
+        pattern=pattern,
+        ignore_merges=False,
+        token_bytes=blob,
+        token_offsets=offsets,
+        merges=np.array([97, 98, 256, 256, 99, 257], np.uint32),
+        specials=[],
+        special_ids=[],
+        max_cache_slots=1 << 10,
+        outputs=flat,
+        output_offsets=output_offsets,
+    )
+
+
+def test_outputs_replace_ids_by_none_one_or_several() -> None:
+    outputs = [[i] for i in range(258)]
+    outputs[ord("z")] = []
+    outputs[256] = [500, 501]
+    encoder = _native("gpt2", outputs)
+    assert encoder.encode_to_list(b"zz", b"") == []
+    assert encoder.encode_to_list(b"zabzabc", b"") == [500, 501, 257]
+    assert encoder.encode_to_list(b"ab" * 100, b"") == [500, 501] * 100
+
+
+def test_a_token_with_more_outputs_than_bytes_is_refused() -> None:
+    outputs = [[i] for i in range(258)]
+    outputs[5] = [1, 2]
+    with pytest.raises(ValueError, match="outputs of token 5"):
+        _native("gpt2", outputs)
+
+
+def test_without_a_pattern_tokens_may_span_anything() -> None:
+    assert _native("none", None).encode_to_list(b"ab abc", b"") == [256, 32, 257]
+
+
+def test_pieces_cut_by_the_caller_are_encoded_apart() -> None:
+    ends = np.array([3, 4, 6, 7], np.uint64)
+    assert _native("gpt2", None).encode_pieces(b"abcabab", ends).tolist() == [257, 97, 98, 97, 98]
+
+
+@pytest.mark.parametrize("ends", [[], [7, 8], [3, 3, 7], [4, 3, 7], [0, 7], [3]])
+def test_ends_that_do_not_cut_the_text_are_refused(ends: list[int]) -> None:
+    with pytest.raises(ValueError, match="piece ends"):
+        _native("gpt2", None).encode_pieces(b"abcabab", np.array(ends, np.uint64))
