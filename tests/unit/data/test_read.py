@@ -64,6 +64,14 @@ def test_json_lines_give_their_text_unchanged(
     assert texts(write(tmp_path / f"a.{suffix}", encode(LINES))) == ["one", "two\n"]
 
 
+@pytest.mark.parametrize(("suffix", "encode"), [("gz", gzip.compress), ("zst", zst)])
+def test_compressed_text_is_text(
+    tmp_path: Path, suffix: str, encode: Callable[[bytes], bytes]
+) -> None:
+    file = write(tmp_path / f"a.txt.{suffix}", encode(b"A\n<|endoftext|>\nB"))
+    assert texts(file) == ["A", "B"]
+
+
 def test_zst_frames_in_a_row_are_one_file(tmp_path: Path) -> None:
     many = b"".join(zst(f'{{"text": "{"x" * i}"}}\n'.encode()) for i in range(1, 400))
     assert [len(t) for t in texts(write(tmp_path / "a.jsonl.zst", many))] == [*range(1, 400)]
