@@ -70,7 +70,7 @@ class Source:
         )
 
     def open(self) -> IO[bytes]:
-        """The stored bytes; DataError if there is no way to them."""
+        """The stored bytes, as long as this object lives; DataError if there is no way to them."""
         try:
             if self.remote is not None:
                 system, path = self.remote

@@ -140,7 +140,8 @@ def test_a_file_in_an_archive_is_read_by_its_url(tmp_path: Path) -> None:
 
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("in/b.txt", "inside")
-    with one(f"zip://in/b.txt::file://{tmp_path}/a.zip").open() as raw:
+    source = one(f"zip://in/b.txt::file://{tmp_path}/a.zip")
+    with source.open() as raw:
         assert raw.read() == b"inside"
 
 
