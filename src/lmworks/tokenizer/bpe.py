@@ -6,14 +6,12 @@ pattern; inside a piece the earliest merge that applies is made first, at the le
 none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in train.py.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmworks import _text
-from lmworks.base.errors import ConfigError, DataError
-from lmworks.base.machine import num_usable_cores
-from lmworks.tokenizer.base import Tokenizer, pack_tokens, to_bytes
+from lmworks.base.errors import DataError
+from lmworks.tokenizer.base import Tokenizer, pack_tokens
 from lmworks.tokenizer.normalize import nfc_bytes, nfc_cut
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
 from lmworks.tokenizer.schema import require_pattern
@@ -116,103 +114,61 @@ class BPETokenizer(Tokenizer):
 
     # ---- encoding: one native call instead of the generic way ----
 
-    def encode(
-        self,
-        text: str | bytes,
-        *,
-        allowed_special: SpecialSet = (),
-        disallowed_special: SpecialSet = "all",
-    ) -> list[int]:
+    def _encode(self, text: bytes, actions: bytes) -> "Ids":
         if self._must_normalize(text):
-            ids = super().encode_to_numpy(
-                text, allowed_special=allowed_special, disallowed_special=disallowed_special
-            )
-            return self._encoder.ids_to_list(ids)
-        actions = self._specials.actions(allowed_special, disallowed_special)
-        found = self._encoder.encode_to_list(to_bytes(text), actions)
+            return super()._encode(text, actions)
+        found = self._encoder.encode_to_numpy(text, actions)
         if isinstance(found, int):
             raise self._specials.forbidden(found)
         return found
 
-    def encode_to_numpy(
-        self,
-        text: str | bytes,
-        *,
-        allowed_special: SpecialSet = (),
-        disallowed_special: SpecialSet = "all",
-    ) -> "Ids":
+    def _encode_list(self, text: bytes, actions: bytes) -> list[int]:
         if self._must_normalize(text):
-            return super().encode_to_numpy(
-                text, allowed_special=allowed_special, disallowed_special=disallowed_special
-            )
-        actions = self._specials.actions(allowed_special, disallowed_special)
-        found = self._encoder.encode_to_numpy(to_bytes(text), actions)
+            return super()._encode_list(text, actions)
+        found = self._encoder.encode_to_list(text, actions)
         if isinstance(found, int):
             raise self._specials.forbidden(found)
         return found
 
-    def encode_batch(
-        self,
-        texts: Sequence[str | bytes],
-        *,
-        num_threads: int | None = None,
-        allowed_special: SpecialSet = (),
-        disallowed_special: SpecialSet = "all",
-    ) -> list[list[int]]:
-        ids, offsets = self.encode_batch_to_numpy(
-            texts,
-            num_threads=num_threads,
-            allowed_special=allowed_special,
-            disallowed_special=disallowed_special,
-        )
-        bounds: list[int] = offsets.tolist()
-        return [self._encoder.ids_to_list(ids[a:b]) for a, b in itertools.pairwise(bounds)]
-
-    def encode_batch_to_numpy(
-        self,
-        texts: Sequence[str | bytes],
-        *,
-        num_threads: int | None = None,
-        allowed_special: SpecialSet = (),
-        disallowed_special: SpecialSet = "all",
+    def _encode_many(
+        self, texts: list[bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        """Ids of all texts in a row, and the place of each text's first id, one more than texts.
-
-        Texts are shared out to `num_threads` native threads (default: the usable cores) that end
-        with the call, so forking afterwards is safe.
-        """
-        if any(self._must_normalize(text) for text in texts):
-            return self._encode_batch_normalized(texts, allowed_special, disallowed_special)
-        if num_threads is None:
-            num_threads = num_usable_cores()
-        if num_threads < 1:
-            raise ConfigError(f"num_threads={num_threads}; use 1 or more")
-        actions = self._specials.actions(allowed_special, disallowed_special)
-        found = self._encoder.encode_batch(list(map(to_bytes, texts)), actions, num_threads)
+        if any(map(self._must_normalize, texts)):
+            return super()._encode_many(texts, actions, num_threads)
+        found = self._encoder.encode_batch(texts, actions, num_threads)
         if isinstance(found, int):
-            raise self._specials.forbidden(found)
+            raise self._forbidden_in(texts, actions)
         return found
 
-    def _encode_batch_normalized(
-        self, texts: Sequence[str | bytes], allowed: SpecialSet, disallowed: SpecialSet
-    ) -> "tuple[Ids, NDArray[np.uint64]]":
-        import numpy as np
+    def _encode_spans(self, text: bytes, actions: bytes) -> "tuple[Ids, NDArray[np.int64]]":
+        from lmworks.tokenizer.offsets import spans_of_lengths
 
-        parts = [
-            self.encode_to_numpy(text, allowed_special=allowed, disallowed_special=disallowed)
-            for text in texts
-        ]
-        offsets = np.zeros(len(parts) + 1, np.uint64)
-        np.cumsum([len(p) for p in parts], out=offsets[1:])
-        return np.concatenate(parts), offsets
+        if self._must_normalize(text):
+            return super()._encode_spans(text, actions)
+        ids = self._encode(text, actions)
+        lengths = self._token_lengths()[ids]
+        if lengths.sum() == len(text):
+            return ids, spans_of_lengths(lengths)
+        # Some special token took in white space beside it.
+        return super()._encode_spans(text, actions)
+
+    def _forbidden_in(self, texts: list[bytes], actions: bytes) -> DataError:
+        for i, text in enumerate(texts):
+            try:
+                self._specials.split(text, actions)
+            except DataError as err:
+                return DataError(f"text {i}: {err}")
+        raise AssertionError("some text holds a forbidden token")
+
+    def _to_list(self, ids: "Ids") -> list[int]:
+        return self._encoder.ids_to_list(ids)
 
     def _must_normalize(self, text: str | bytes) -> bool:
         return self.normalizer is not None and not text.isascii()
 
     def _encode_plain(self, text: bytes) -> "Ids":
         found = self._encoder.encode_to_numpy(
-            nfc_bytes(text) if self._must_normalize(text) else text,
-            self._as_text,
+            nfc_bytes(text) if self._must_normalize(text) else text, self._as_text
         )
         assert not isinstance(found, int), "no token is forbidden in plain text"
         return found

@@ -9,6 +9,9 @@ from lmworks.tokenizer.base import END_OF_TEXT, Tokenizer, to_bytes, to_text
 from lmworks.tokenizer.special import SpecialTokens
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lmworks.tokenizer.base import Ids
 
 UNKNOWN = "<unk>"
@@ -79,6 +82,11 @@ class CharTokenizer(Tokenizer):
         table = self._id_of_code_point
         ids: Ids = table[np.minimum(code_points, len(table) - 1)]
         return ids
+
+    def _encode_plain_spans(self, text: bytes) -> "tuple[Ids, NDArray[np.int64]]":
+        from lmworks.tokenizer.offsets import char_spans
+
+        return self._encode_plain(text), char_spans(text)
 
     def content(self) -> dict[str, Any]:
         return {"special_tokens": list(self._specials.names), "chars": self.chars}

@@ -31,6 +31,7 @@ from lmworks.tokenizer.schema import (
     is_string,
     optional,
 )
+from lmworks.tokenizer.template import Template
 from lmworks.tokenizer.word import WordTokenizer
 
 Format = Literal["lmworks", "hf", "tiktoken"]
@@ -125,8 +126,11 @@ def _from_own(value: dict[str, Any]) -> Tokenizer:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(f"kind={kind!r}; known: {', '.join(sorted(_KINDS))}")
     head = {"format": is_string, "version": Check("a number", lambda v: True), "kind": is_string}
+    template = value.pop("template", None)
     check_fields(value, {**head, **_FIELDS[kind]})
-    return _KINDS[kind].from_content({k: v for k, v in value.items() if k not in head})
+    tokenizer = _KINDS[kind].from_content({k: v for k, v in value.items() if k not in head})
+    tokenizer.template = None if template is None else Template.from_json(template)
+    return tokenizer
 
 
 # ---- tiktoken rank files: lines of base64(token) and rank = id ----

@@ -2,13 +2,23 @@
 
 import codecs
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from lmworks.base.errors import DataError
+from lmworks.base.machine import num_usable_cores
 
 if TYPE_CHECKING:
-    from lmworks.tokenizer.base import Tokenizer
+    from lmworks.tokenizer.base import Ids, IdType, Tokenizer
     from lmworks.tokenizer.special import SpecialSet
 
 BLOCK_CHARS = 1 << 16
+# Enough for a batch call's fixed cost (threads start and end) not to show.
+READ_AHEAD_CHARS = 1 << 21
+
+
+class _Specials(TypedDict, total=False):
+    allowed_special: "SpecialSet"
+    disallowed_special: "SpecialSet"
 
 
 class StreamDecoder:
@@ -70,3 +80,50 @@ def encode_stream(
         allowed_special=allowed_special,
         disallowed_special=disallowed_special,
     )
+
+
+def encode_each(
+    tokenizer: "Tokenizer",
+    texts: Iterable[str | bytes],
+    *,
+    dtype: "IdType",
+    num_threads: int | None,
+    read_ahead_chars: int = READ_AHEAD_CHARS,
+    **specials: Unpack[_Specials],
+) -> "Iterator[Ids]":
+    """An array for each of `texts`, holding about `read_ahead_chars` per thread of them at a time.
+
+    Raises:
+        DataError: a forbidden special token, after the arrays of all texts before that one.
+    """
+    num_threads = num_usable_cores() if num_threads is None else num_threads
+    num_done = 0
+    for block in _blocks(texts, read_ahead_chars * num_threads):
+        try:
+            ids, starts = tokenizer.encode_batch_to_numpy(
+                block, dtype=dtype, num_threads=num_threads, **specials
+            )
+        except DataError:
+            for i, text in enumerate(block):
+                try:
+                    yield tokenizer.encode_to_numpy(text, dtype=dtype, **specials)
+                except DataError as err:
+                    raise DataError(f"text {num_done + i}: {err}") from None
+            raise
+        for i in range(len(block)):
+            # A copy, so that one text that is kept does not keep its whole block.
+            yield ids[int(starts[i]) : int(starts[i + 1])].copy()
+        num_done += len(block)
+
+
+def _blocks(texts: Iterable[str | bytes], max_chars: int) -> Iterator[list[str | bytes]]:
+    block: list[str | bytes] = []
+    num_chars = 0
+    for text in texts:
+        block.append(text)
+        num_chars += len(text) + 1  # empty texts take room too
+        if num_chars >= max_chars:
+            yield block
+            block, num_chars = [], 0
+    if block:
+        yield block

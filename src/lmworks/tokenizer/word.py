@@ -16,6 +16,9 @@ from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
 from lmworks.tokenizer.schema import require_pattern
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lmworks.tokenizer.base import Ids
 
 
@@ -78,10 +81,20 @@ class WordTokenizer(Tokenizer):
         return self._specials.encoded[token_id - self.unk_id - 1]
 
     def _encode_plain(self, text: bytes) -> "Ids":
+        return self._ids_of(_text.split(text, self.pattern))
+
+    def _encode_plain_spans(self, text: bytes) -> "tuple[Ids, NDArray[np.int64]]":
+        import numpy as np
+
+        from lmworks.tokenizer.offsets import spans_of_lengths
+
+        pieces = _text.split(text, self.pattern)
+        return self._ids_of(pieces), spans_of_lengths(np.array([*map(len, pieces)], np.int64))
+
+    def _ids_of(self, pieces: Sequence[bytes]) -> "Ids":
         import numpy as np
 
         find, unknown = self._id_of.get, self.unk_id
-        pieces = _text.split(text, self.pattern)
         return np.fromiter((find(p, unknown) for p in pieces), np.uint32, len(pieces))
 
     def content(self) -> dict[str, Any]:
