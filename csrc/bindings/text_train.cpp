@@ -1,11 +1,15 @@
 // Bindings of pre-tokenization and BPE training.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -89,6 +93,12 @@ auto run_watched(nb::object report, Work work) {
   return result;
 }
 
+[[noreturn]] void raise_os_error(int code, const std::string& what, const nb::bytes& path) {
+  const nb::object error = nb::handle(PyExc_OSError)(code, what, path);
+  PyErr_SetObject(PyExc_OSError, error.ptr());
+  throw nb::python_error();
+}
+
 // Byte offset of the first invalid UTF-8, or None.
 // The path is bytes, as the system has it: a file's name need not be UTF-8.
 nb::object count_file(lmworks::BpeTrainer& trainer, const nb::bytes& path_bytes,
@@ -100,9 +110,9 @@ nb::object count_file(lmworks::BpeTrainer& trainer, const nb::bytes& path_bytes,
     });
     return result.is_valid ? nb::none() : nb::object(nb::int_(result.error_offset));
   } catch (const std::system_error& e) {
-    errno = e.code().value();
-    PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-    throw nb::python_error();
+    raise_os_error(e.code().value(), e.code().message(), path_bytes);
+  } catch (const lmworks::FileChangedError& e) {
+    raise_os_error(ESTALE, e.what(), path_bytes);
   }
 }
 
@@ -117,9 +127,51 @@ void count_texts(lmworks::BpeTrainer& trainer, const nb::list& texts) {
   trainer.count_texts(views);
 }
 
-nb::list train(lmworks::BpeTrainer& trainer, uint64_t max_merges, nb::object report) {
+using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void count_cut_pieces(lmworks::BpeTrainer& trainer, const nb::bytes& text, const Offsets& ends) {
+  const nb::gil_scoped_release no_gil;
+  trainer.count_pieces({text.c_str(), text.size()}, {ends.data(), ends.size()});
+}
+
+std::string string_of(const nb::bytes& b) { return {b.c_str(), b.size()}; }
+
+std::vector<std::string> strings_of(const std::vector<nb::bytes>& list) {
+  std::vector<std::string> strings;
+  for (const nb::bytes& b : list) strings.push_back(string_of(b));
+  return strings;
+}
+
+lmworks::Ties ties_named(const std::string& name) {
+  if (name == "bytes") return lmworks::Ties::bytes;
+  if (name == "huggingface") return lmworks::Ties::huggingface;
+  throw nb::value_error(("unknown rule for ties: " + name).c_str());
+}
+
+nb::list train(lmworks::BpeTrainer& trainer, int64_t max_merges, nb::object report,
+               const std::string& ties, int64_t min_frequency,
+               std::optional<uint64_t> max_token_bytes,
+               const std::vector<std::pair<nb::bytes, nb::bytes>>& initial_merges,
+               const std::vector<nb::bytes>& seeds, const std::vector<nb::bytes>& reserved,
+               std::optional<nb::bytes> initial_alphabet, uint32_t alphabet_limit) {
+  lmworks::TrainOptions options;
+  options.max_merges = max_merges;
+  options.ties = ties_named(ties);
+  options.min_frequency = min_frequency;
+  options.max_token_bytes = max_token_bytes.value_or(UINT64_MAX);
+  for (const auto& [left, right] : initial_merges) {
+    options.initial_merges.emplace_back(string_of(left), string_of(right));
+  }
+  options.seeds = strings_of(seeds);
+  options.reserved = strings_of(reserved);
+  if (initial_alphabet) {
+    options.initial_alphabet = string_of(*initial_alphabet);
+  } else {
+    for (int b = 0; b < 256; ++b) options.initial_alphabet.push_back(static_cast<char>(b));
+  }
+  options.alphabet_limit = alphabet_limit;
   const auto merges = run_watched(std::move(report), [&](const lmworks::Progress& progress) {
-    return trainer.train(max_merges, progress);
+    return trainer.train(options, progress);
   });
   nb::list result;
   for (const auto& [left, right] : merges) {
@@ -142,17 +194,25 @@ void bind_train(nb::module_& m) {
   nb::class_<lmworks::BpeTrainer>(m, "BpeTrainer")
       .def(
           "__init__",
-          [](lmworks::BpeTrainer* self, const std::string& pattern,
+          [](lmworks::BpeTrainer* self, const std::optional<std::string>& pattern,
              const std::vector<nb::bytes>& special_tokens, unsigned num_threads) {
-            std::vector<std::string> specials;
-            for (const nb::bytes& s : special_tokens) specials.emplace_back(s.c_str(), s.size());
-            new (self) lmworks::BpeTrainer(pattern_named(pattern), specials, num_threads);
+            const auto known = pattern ? std::optional(pattern_named(*pattern)) : std::nullopt;
+            new (self) lmworks::BpeTrainer(known, strings_of(special_tokens), num_threads);
           },
-          nb::arg("pattern"), nb::arg("special_tokens"), nb::arg("num_threads"))
+          nb::arg("pattern").none(), nb::arg("special_tokens"), nb::arg("num_threads"))
       .def("count_file", &count_file, nb::arg("path"), nb::arg("allow_invalid_utf8"),
            nb::arg("report").none())
       .def("count_texts", &count_texts, nb::arg("texts"))
-      .def("train", &train, nb::arg("max_merges"), nb::arg("report").none())
+      .def("count_pieces", &count_cut_pieces, nb::arg("text"), nb::arg("ends"))
+      .def("train", &train, nb::arg("max_merges"), nb::arg("report").none(), nb::kw_only(),
+           nb::arg("ties") = "bytes", nb::arg("min_frequency") = 1,
+           nb::arg("max_token_bytes") = nb::none(), nb::arg("initial_merges") = nb::list(),
+           nb::arg("seeds") = nb::list(), nb::arg("reserved") = nb::list(),
+           nb::arg("initial_alphabet") = nb::none(), nb::arg("alphabet_limit") = 256)
+      .def_prop_ro("alphabet",
+                   [](const lmworks::BpeTrainer& self) {
+                     return nb::bytes(self.alphabet().data(), self.alphabet().size());
+                   })
       .def_prop_ro("num_pieces", &lmworks::BpeTrainer::num_pieces);
   nb::dict patterns;
   for (const Pattern p : lmworks::kPatterns) {

@@ -1,7 +1,6 @@
 // Counting: the corpus is cut into blocks at places where no pattern sees a difference; threads
 // take blocks in turn, split them at special tokens and count pieces in tables of their own.
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -82,47 +81,10 @@ const uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const uint8_t*>(text.data());
 }
 
-// A file mapped for reading.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
-    struct stat info;
-    int error = fstat(fd, &info) == 0 ? 0 : errno;
-    if (error == 0 && info.st_size > 0) {
-      size_ = info.st_size;
-      data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-      if (data_ == MAP_FAILED) error = errno;
-    }
-    close(fd);
-    if (error != 0) throw std::system_error(error, std::generic_category(), path);
-  }
-  ~MappedFile() {
-    if (data_ != nullptr) munmap(data_, size_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::string_view text() const { return {static_cast<const char*>(data_), size_}; }
-
-  // Drops the pages that lie wholly in [begin, end) from this process.
-  void release(size_t begin, size_t end) const {
-    const size_t page = sysconf(_SC_PAGESIZE);
-    begin = (begin + page - 1) / page * page;
-    end = end == size_ ? end : end / page * page;
-    if (begin < end) madvise(static_cast<char*>(data_) + begin, end - begin, MADV_DONTNEED);
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 // Counts the pieces of text between special tokens. `readable` is the end of loadable memory.
 template <Pattern P>
-void count_pieces(std::string_view text, const uint8_t* readable, const SpecialFinder& specials,
-                  WordTable& table) {
+void count_between_specials(std::string_view text, const uint8_t* readable,
+                            const SpecialFinder& specials, WordTable& table) {
   size_t from = 0;
   while (true) {
     const std::string_view special = specials.find(text, from);
@@ -137,18 +99,58 @@ void count_pieces(std::string_view text, const uint8_t* readable, const SpecialF
   }
 }
 
-// Hands out consecutive blocks that may be counted apart.
-class Blocks {
+// A file read block by block; a block ends where no piece and no special token crosses. Not mapped:
+// a file that shrinks while it is mapped kills the process.
+class FileBlocks {
  public:
-  Blocks(std::string_view text, const SpecialFinder& specials) : text_(text), specials_(specials) {}
+  // What a thread reads into; text is followed by kSlack readable bytes.
+  struct Block {
+    std::vector<char> buffer;
+    uint64_t offset = 0;  // in the file
+    size_t size = 0;
 
-  // [begin, end) of the next block; empty at the end or after stop().
-  std::pair<size_t, size_t> next() {
+    std::string_view text() const { return {buffer.data(), size}; }
+  };
+  static constexpr size_t kSlack = 16;
+
+  FileBlocks(const std::string& path, const SpecialFinder& specials)
+      : path_(path), specials_(specials), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (fd_ < 0) fail();
+    struct stat info;
+    if (fstat(fd_, &info) != 0) {
+      const int error = errno;
+      close(fd_);
+      throw std::system_error(error, std::generic_category(), path_);
+    }
+    at_start_ = info;
+  }
+  ~FileBlocks() { close(fd_); }
+  FileBlocks(const FileBlocks&) = delete;
+  FileBlocks& operator=(const FileBlocks&) = delete;
+
+  uint64_t size() const { return at_start_.st_size; }
+
+  // Reads the next block; false at the end or after stop().
+  bool next(Block& block) {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return {text_.size(), text_.size()};
-    const size_t begin = next_;
-    next_ = cut_after(begin + kBlockBytes);
-    return {begin, next_};
+    if (is_stopped_) return false;
+    block.offset = next_ - rest_.size();
+    std::vector<char>& buffer = block.buffer;
+    if (buffer.size() < rest_.size()) buffer.resize(rest_.size());
+    std::copy(rest_.begin(), rest_.end(), buffer.begin());
+    size_t filled = rest_.size(), searched = 1, cut, wanted;
+    do {  // a text without a place to cut is read on, twice as much each time
+      wanted = std::max(kBlockBytes, 2 * filled);
+      if (buffer.size() < wanted + kSlack) buffer.resize(wanted + kSlack);
+      const size_t before = filled;
+      filled += read_into(buffer.data() + filled, wanted - filled);
+      const std::string_view text(buffer.data(), filled);
+      cut = filled < wanted ? filled : last_cut(text, std::min(searched, filled));
+      searched = before;
+    } while (cut == 0 && filled == wanted);
+    rest_.assign(buffer.data() + cut, buffer.data() + filled);
+    block.size = cut;
+    return cut != 0;
   }
 
   void stop() {
@@ -156,27 +158,71 @@ class Blocks {
     is_stopped_ = true;
   }
 
- private:
-  size_t cut_after(size_t place) const {
-    if (place >= text_.size()) return text_.size();
-    const uint8_t* const begin = bytes_of(text_);
-    const uint8_t* const end = begin + text_.size();
-    const uint8_t* p = find_safe_cut(begin, begin + place, end);
-    while (p != end && specials_.straddles(text_, p - begin)) p = find_safe_cut(begin, p + 1, end);
-    return p - begin;
+  // Throws if the file is another than when reading began.
+  void check_unchanged() const {
+    struct stat info;
+    if (fstat(fd_, &info) != 0) fail();
+    const bool is_read = next_ == size() || is_stopped_;
+    if (info.st_size == at_start_.st_size && info.st_mtim.tv_sec == at_start_.st_mtim.tv_sec &&
+        info.st_mtim.tv_nsec == at_start_.st_mtim.tv_nsec && is_read) {
+      return;
+    }
+    throw FileChangedError(
+        "the file changed while it was read: " + std::to_string(at_start_.st_size) +
+        " bytes, now " + std::to_string(info.st_size));
   }
 
-  std::string_view text_;
+ private:
+  [[noreturn]] void fail() const { throw std::system_error(errno, std::generic_category(), path_); }
+
+  // Bytes read: fewer than `size` only at the end of the file as it was when reading began.
+  size_t read_into(char* out, size_t size) {
+    size = std::min<uint64_t>(size, this->size() - next_);
+    size_t done = 0;
+    while (done < size) {
+      const ssize_t n = pread(fd_, out + done, size - done, next_ + done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail();
+      if (n == 0) break;  // truncated meanwhile: check_unchanged() tells
+      done += n;
+    }
+    next_ += done;
+    return done;
+  }
+
+  // The last place from `from` on where the text may be cut though it goes on; 0 if there is none.
+  size_t last_cut(std::string_view text, size_t from) const {
+    const uint8_t* const begin = bytes_of(text);
+    const uint8_t* const end = begin + text.size();
+    const size_t reach = specials_.max_size();  // a special token near the end may go on behind it
+    for (size_t back = kFirstLookBack;; back *= 8) {
+      const bool is_all = back >= text.size() || text.size() - back <= from;
+      const uint8_t* p = begin + (is_all ? from : text.size() - back);
+      size_t cut = 0;
+      for (p = find_safe_cut(begin, p, end); p + reach < end;
+           p = find_safe_cut(begin, p + 1, end)) {
+        if (!specials_.straddles(text, p - begin)) cut = p - begin;
+      }
+      if (cut != 0 || is_all) return cut;
+    }
+  }
+
+  static constexpr size_t kFirstLookBack = 512;
+
+  const std::string path_;
   const SpecialFinder& specials_;
+  const int fd_;
+  struct stat at_start_ = {};
   std::mutex mutex_;
-  size_t next_ = 0;
+  uint64_t next_ = 0;       // offset of the first byte not yet read
+  std::vector<char> rest_;  // read, but not yet handed out
   bool is_stopped_ = false;
 };
 
 }  // namespace
 
-BpeTrainer::BpeTrainer(Pattern pattern, const std::vector<std::string>& special_tokens,
-                       unsigned num_threads)
+BpeTrainer::BpeTrainer(std::optional<Pattern> pattern,
+                       const std::vector<std::string>& special_tokens, unsigned num_threads)
     : pattern_(pattern), specials_(std::make_unique<SpecialFinder>(special_tokens)) {
   for (unsigned i = 0; i < num_threads; ++i) tables_.push_back(std::make_unique<WordTable>());
 }
@@ -185,37 +231,36 @@ BpeTrainer::~BpeTrainer() = default;
 
 CountResult BpeTrainer::count_file(const std::string& path, bool allow_invalid_utf8,
                                    const Progress& progress) {
-  const MappedFile file(path);
-  const std::string_view text = file.text();
-  const uint8_t* const readable = bytes_of(text) + text.size();
-  Blocks blocks(text, *specials_);
-  std::atomic<uint64_t> num_done = 0, error_offset = text.size();
+  FileBlocks blocks(path, *specials_);
+  const uint64_t size = blocks.size();
+  std::atomic<uint64_t> num_done = 0, error_offset = UINT64_MAX;
   const auto work = [&](size_t thread) {
-    while (true) {
-      const auto [begin, end] = blocks.next();
-      if (begin == end) break;
-      const std::string_view block = text.substr(begin, end - begin);
+    FileBlocks::Block block;
+    while (blocks.next(block)) {
+      const std::string_view text = block.text();
       if (!allow_invalid_utf8) {
-        const size_t valid = utf8_error_offset(bytes_of(block), block.size());
-        if (valid != block.size()) {  // earlier blocks are still being read: keep the first error
+        const size_t valid = utf8_error_offset(bytes_of(text), text.size());
+        if (valid != text.size()) {  // earlier blocks are still being read: keep the first error
+          const uint64_t place = block.offset + valid;
           uint64_t seen = error_offset;
-          while (begin + valid < seen && !error_offset.compare_exchange_weak(seen, begin + valid)) {
+          while (place < seen && !error_offset.compare_exchange_weak(seen, place)) {
           }
           blocks.stop();
           break;
         }
       }
-      with_pattern(pattern_, [&]<Pattern P>() {
-        count_pieces<P>(block, readable, *specials_, *tables_[thread]);
+      const uint8_t* const readable = bytes_of(text) + text.size() + FileBlocks::kSlack;
+      with_pattern(pattern(), [&]<Pattern P>() {
+        count_between_specials<P>(text, readable, *specials_, *tables_[thread]);
       });
-      file.release(begin, end);
-      num_done += end - begin;
+      num_done += text.size();
     }
   };
   run_threads(tables_.size(), work, [&] {
-    if (!progress(num_done, text.size())) blocks.stop();
+    if (!progress(num_done, size)) blocks.stop();
   });
-  if (error_offset != text.size()) return {false, error_offset};
+  blocks.check_unchanged();
+  if (error_offset != UINT64_MAX) return {false, error_offset};
   return {};
 }
 
@@ -223,14 +268,36 @@ void BpeTrainer::count_texts(std::span<const std::string_view> texts) {
   std::atomic<size_t> next = 0;
   const auto work = [&](size_t thread) {
     for (size_t i; (i = next++) < texts.size();) {
-      with_pattern(pattern_, [&]<Pattern P>() {
+      with_pattern(pattern(), [&]<Pattern P>() {
         const uint8_t* const readable = bytes_of(texts[i]) + texts[i].size();
-        count_pieces<P>(texts[i], readable, *specials_, *tables_[thread]);
+        count_between_specials<P>(texts[i], readable, *specials_, *tables_[thread]);
       });
     }
   };
   if (texts.size() == 1 || tables_.size() == 1) return work(0);
   run_threads(std::min(tables_.size(), texts.size()), work, [] {});
+}
+
+void BpeTrainer::count_pieces(std::string_view text, std::span<const uint64_t> ends) {
+  const uint8_t* const begin = bytes_of(text);
+  uint64_t last = 0;
+  for (const uint64_t end : ends) {
+    if (end <= last || end > text.size()) {
+      throw std::invalid_argument("ends of pieces must ascend up to the size of the text");
+    }
+    last = end;
+  }
+  if (last != text.size()) throw std::invalid_argument("the last piece must end with the text");
+  last = 0;
+  for (const uint64_t end : ends) {
+    tables_[0]->add(begin + last, end - last, begin + text.size());
+    last = end;
+  }
+}
+
+Pattern BpeTrainer::pattern() const {
+  if (!pattern_) throw std::invalid_argument("no pattern: pieces are cut by the caller");
+  return *pattern_;
 }
 
 uint64_t BpeTrainer::num_pieces() const {

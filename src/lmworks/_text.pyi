@@ -15,17 +15,50 @@ def utf8_error_offset(text: bytes) -> int: ...
 def safe_cut(text: bytes, start: int) -> int: ...
 
 class BpeTrainer:
-    """Reports are called as report(done, total): bytes while counting, then merges."""
+    """Counts pieces, then chooses merges; train_reference.py is the same in plain Python.
 
-    def __init__(self, pattern: str, special_tokens: Sequence[bytes], num_threads: int) -> None: ...
+    Reports are called as report(done, total): bytes while counting, then merges.
+    """
+
+    def __init__(
+        self, pattern: str | None, special_tokens: Sequence[bytes], num_threads: int
+    ) -> None:
+        """`pattern` None: only count_pieces() counts. Special tokens are cut out, not counted."""
     def count_file(
         self, path: bytes, allow_invalid_utf8: bool, report: Callable[[int, int], None] | None
     ) -> int | None:
-        """Offset of the first byte that is not UTF-8, or None."""
+        """Offset of the first byte that is not UTF-8, or None.
+
+        OSError if the file cannot be read; with errno ESTALE if it changed while it was read.
+        """
     def count_texts(self, texts: list[bytes]) -> None: ...
+    def count_pieces(self, text: bytes, ends: NDArray[np.uint64]) -> None:
+        """Count pieces cut by the caller; special tokens are not looked for."""
     def train(
-        self, max_merges: int, report: Callable[[int, int], None] | None
-    ) -> list[tuple[bytes, bytes]]: ...
+        self,
+        max_merges: int,
+        report: Callable[[int, int], None] | None,
+        *,
+        ties: str = "bytes",
+        min_frequency: int = 1,
+        max_token_bytes: int | None = None,
+        initial_merges: Sequence[tuple[bytes, bytes]] = (),
+        seeds: Sequence[bytes] = (),
+        reserved: Sequence[bytes] = (),
+        initial_alphabet: bytes | None = None,
+        alphabet_limit: int = 256,
+    ) -> list[tuple[bytes, bytes]]:
+        """New merges in the order of choice, those that make the seeds first; uses up the counts.
+
+        Each of the 256 bytes that is not in `alphabet` afterwards is room for one merge more than
+        `max_merges` (which may be negative). `initial_merges` are applied to all pieces first, in
+        the order of their ranks, and not returned. No merge makes a `reserved` byte string.
+        ValueError: the seeds need more merges than there is room for, or an initial merge joins
+        unknown tokens. OverflowError: counts sum up to 2^63.
+        """
+    @property
+    def alphabet(self) -> bytes:
+        """Bytes that are tokens after train(), in the order of Hugging Face's ids."""
     @property
     def num_pieces(self) -> int: ...
 

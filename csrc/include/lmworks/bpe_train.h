@@ -3,13 +3,15 @@
 // Subword Units", arXiv 1508.07909, on bytes as in GPT-2).
 //
 // First the pieces of the corpus are counted, by threads that share nothing; then merges are chosen
-// on the distinct pieces. The most frequent pair is merged; of equally frequent ones the pair of
-// byte strings that is greatest in lexicographic order, so the result depends on neither hash order
-// nor the number of threads. src/lmworks/tokenizer/train_reference.py is the readable twin.
+// on the distinct pieces: the most frequent pair first, ties by a rule of its own (see Ties), so
+// the result depends on neither hash order, nor the number of threads, nor the memory limit.
+// src/lmworks/tokenizer/train_reference.py is the readable twin.
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,30 +30,78 @@ struct CountResult {
   uint64_t error_offset = 0;  // its place
 };
 
+// Which of several equally frequent pairs is merged first.
+enum class Ties {
+  bytes,        // the greatest pair of byte strings, in lexicographic order
+  huggingface,  // the smallest pair of ids, as in Hugging Face tokenizers' BpeTrainer
+};
+
+struct TrainOptions {
+  // New tokens if all 256 bytes are tokens; each byte left out of the alphabet is room for one
+  // more. Seed tokens take of it; initial merges do not.
+  int64_t max_merges = 0;
+  Ties ties = Ties::bytes;
+  int64_t min_frequency = 1;              // a rarer pair is not merged
+  uint64_t max_token_bytes = UINT64_MAX;  // no merge makes a longer token
+  std::vector<Merge> initial_merges;      // of a vocabulary to extend: applied to all pieces first
+  std::vector<std::string> seeds;         // become tokens whatever the corpus holds
+  std::vector<std::string> reserved;      // byte strings that no merge may make
+  std::string initial_alphabet;           // bytes that are tokens even if the corpus lacks them
+  uint32_t alphabet_limit = 256;  // the most frequent bytes are kept, others dropped from text
+};
+
+// The system's error is fine, the work cannot be done within what was allowed.
+struct MemoryLimitError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// A file of counts is truncated, altered, foreign, or of another pattern or special tokens.
+struct CountsFileError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// A file changed while it was read.
+struct FileChangedError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class CountRuns;
 class SpecialFinder;
 class WordTable;
 
 class BpeTrainer {
  public:
-  // Special tokens must be distinct and not empty; num_threads >= 1.
-  BpeTrainer(Pattern pattern, const std::vector<std::string>& special_tokens, unsigned num_threads);
+  // `pattern`: none if pieces are cut by the caller. Special tokens must be distinct and not empty;
+  // num_threads >= 1.
+  BpeTrainer(std::optional<Pattern> pattern, const std::vector<std::string>& special_tokens,
+             unsigned num_threads);
   ~BpeTrainer();
 
-  // Adds the pieces of a memory-mapped file. Pages are given back once read, so the process does
-  // not grow with the file. Throws std::system_error if the file cannot be read.
+  // Adds the pieces of a file, read in blocks. Throws std::system_error if it cannot be read and
+  // FileChangedError if its size or time of change is another at the end.
   CountResult count_file(const std::string& path, bool allow_invalid_utf8,
                          const Progress& progress);
 
   // Adds the pieces of texts, each a document of its own.
   void count_texts(std::span<const std::string_view> texts);
 
-  // Merges in the order of choice; fewer than max_merges once no pair is left. Consumes the counts.
-  std::vector<Merge> train(uint64_t max_merges, const Progress& progress);
+  // Adds the pieces of a text cut by the caller: offsets of their ends, ascending, the last of them
+  // the size of the text. Special tokens are not looked for.
+  void count_pieces(std::string_view text, std::span<const uint64_t> ends);
+
+  // New merges in the order of choice, those of the seeds first; fewer than there is room for once
+  // no pair is left. Consumes the counts. Throws std::invalid_argument for options that contradict
+  // each other and std::overflow_error if counts sum up to 2^63.
+  std::vector<Merge> train(const TrainOptions& options, const Progress& progress);
+
+  // The bytes that are tokens after train(), in the order of Hugging Face's ids.
+  const std::string& alphabet() const { return alphabet_; }
 
   uint64_t num_pieces() const;  // counted so far
 
  private:
-  Pattern pattern_;
+  Pattern pattern() const;
+
+  std::optional<Pattern> pattern_;
+  std::string alphabet_;
   std::unique_ptr<SpecialFinder> specials_;
   std::vector<std::unique_ptr<WordTable>> tables_;  // one per thread
 };
