@@ -109,9 +109,9 @@ class Encoder {
   Encoder(const std::string& pattern, bool ignore_merges, const nb::bytes& token_bytes,
           OffsetsIn token_offsets, IdsIn merges, const std::vector<nb::bytes>& specials,
           std::vector<uint32_t> special_ids, size_t max_cache_slots, std::optional<IdsIn> outputs,
-          std::optional<OffsetsIn> output_offsets)
+          std::optional<OffsetsIn> output_offsets, std::optional<IdsIn> ranks)
       : model_(make_model(pattern, ignore_merges, token_bytes, token_offsets, merges, outputs,
-                          output_offsets)),
+                          output_offsets, ranks)),
         matcher_(views(specials)),
         special_ids_(std::move(special_ids)),
         max_cache_slots_(max_cache_slots) {
@@ -163,7 +163,8 @@ class Encoder {
  private:
   static BpeModel make_model(const std::string& pattern, bool ignore_merges,
                              const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges,
-                             std::optional<IdsIn> outputs, std::optional<OffsetsIn> output_offsets);
+                             std::optional<IdsIn> outputs, std::optional<OffsetsIn> output_offsets,
+                             std::optional<IdsIn> ranks);
   uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
   nb::list to_list(const uint32_t* ids, size_t size);
 
@@ -184,8 +185,8 @@ class Encoder {
 
 BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
                              const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges,
-                             std::optional<IdsIn> outputs,
-                             std::optional<OffsetsIn> output_offsets) {
+                             std::optional<IdsIn> outputs, std::optional<OffsetsIn> output_offsets,
+                             std::optional<IdsIn> ranks) {
   const size_t num_tokens = offsets.size() - 1;
   if (offsets.size() == 0 || num_tokens >= kMaxTokens) throw nb::value_error("too many tokens");
   if (offsets.data()[num_tokens] != token_bytes.size()) throw nb::value_error("token offsets");
@@ -207,6 +208,13 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
   v.token_offsets = {offsets.data(), offsets.size()};
   v.merges = {merges.data(), merges.size()};
   if (pattern != kNoPattern) v.pattern = pattern_named(pattern);
+  if (ranks) {
+    const std::span<const uint32_t> r(ranks->data(), ranks->size());
+    if (3 * r.size() != merges.size() || !std::is_sorted(r.begin(), r.end())) {
+      throw nb::value_error("ranks: one for each merge, never falling");
+    }
+    v.ranks = r;
+  }
   if (outputs) {
     check_outputs(*outputs, *output_offsets, offsets);
     v.outputs = {outputs->data(), outputs->size()};
@@ -343,11 +351,11 @@ void bind_encode(nb::module_& m) {
   nb::class_<Encoder>(m, "BpeEncoder")
       .def(nb::init<const std::string&, bool, const nb::bytes&, OffsetsIn, IdsIn,
                     const std::vector<nb::bytes>&, std::vector<uint32_t>, size_t,
-                    std::optional<IdsIn>, std::optional<OffsetsIn>>(),
+                    std::optional<IdsIn>, std::optional<OffsetsIn>, std::optional<IdsIn>>(),
            nb::arg("pattern"), nb::arg("ignore_merges"), nb::arg("token_bytes"),
            nb::arg("token_offsets"), nb::arg("merges"), nb::arg("specials"), nb::arg("special_ids"),
            nb::arg("max_cache_slots"), nb::arg("outputs") = nb::none(),
-           nb::arg("output_offsets") = nb::none())
+           nb::arg("output_offsets") = nb::none(), nb::arg("ranks") = nb::none())
       .def("encode_to_numpy", &Encoder::encode_to_numpy, nb::arg("text"), nb::arg("actions"))
       .def("encode_to_list", &Encoder::encode_to_list, nb::arg("text"), nb::arg("actions"))
       .def("encode_batch", &Encoder::encode_batch, nb::arg("texts"), nb::arg("actions"),

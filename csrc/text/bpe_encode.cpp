@@ -266,7 +266,9 @@ void PieceCache::encode_pieces(const BpeModel& model, const uint8_t* text, size_
 void PieceCache::encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out) {
   const uint8_t* const end = text + size;
   if (!model.pattern()) {
-    return encode_pieces(model, text, size, out, [&](const uint8_t*) { return end; });
+    const PieceCutter& cutter = model.cutter();
+    return encode_pieces(model, text, size, out,
+                         [&](const uint8_t* p) { return cutter.next(p, end); });
   }
   with_pattern(*model.pattern(), [&]<Pattern P>() {
     encode_pieces(model, text, size, out, [&](const uint8_t* p) { return next_piece<P>(p, end); });

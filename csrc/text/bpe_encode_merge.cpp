@@ -35,6 +35,9 @@ uint64_t hash_bytes(const uint8_t* p, size_t size) {
 
 BpeModel::BpeModel(const BpeVocabulary& v)
     : pattern_(v.pattern),
+      cutter_(v.pattern || v.ignore_merges ? PieceCutter()
+                                           : PieceCutter(v.token_bytes, v.token_offsets)),
+      rank_(v.ranks.begin(), v.ranks.end()),
       token_bytes_(v.token_bytes.begin(), v.token_bytes.end()),
       token_offsets_(v.token_offsets.begin(), v.token_offsets.end()),
       outputs_(v.outputs.begin(), v.outputs.end()),
@@ -111,11 +114,16 @@ size_t BpeModel::merge(const uint8_t* piece, size_t size, uint32_t* out,
     *out = whole;
     return 1;
   }
-  return size <= kShortPiece ? merge_short(piece, size, out)
-                             : merge_long(piece, size, out, scratch);
+  if (rank_.empty()) {
+    return size <= kShortPiece ? merge_short<false>(piece, size, out)
+                               : merge_long<false>(piece, size, out, scratch);
+  }
+  return size <= kShortPiece ? merge_short<true>(piece, size, out)
+                             : merge_long<true>(piece, size, out, scratch);
 }
 
 // Symbols and the ranks of neighbouring pairs in two arrays; O(n^2) with a tiny constant.
+template <bool kHasTies>
 size_t BpeModel::merge_short(const uint8_t* piece, size_t size, uint32_t* out) const {
   uint32_t rank[kShortPiece];
   size_t n = size;
@@ -124,7 +132,7 @@ size_t BpeModel::merge_short(const uint8_t* piece, size_t size, uint32_t* out) c
   while (n > 1) {
     size_t at = 0;
     for (size_t i = 1; i + 1 < n; ++i) {
-      if (rank[i] < rank[at]) at = i;
+      if (order<kHasTies>(rank[i]) < order<kHasTies>(rank[at])) at = i;
     }
     if (rank[at] == kNoRank) break;
     out[at] = result_[rank[at]];
@@ -139,6 +147,7 @@ size_t BpeModel::merge_short(const uint8_t* piece, size_t size, uint32_t* out) c
 
 // A heap of rank << 32 | position over a linked list. An entry is stale when the pair that now
 // starts at its position has another rank. `size` < 2^32 is the caller's duty.
+template <bool kHasTies>
 size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
                             MergeScratch& s) const {
   const uint32_t end = static_cast<uint32_t>(size);
@@ -151,9 +160,10 @@ size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
     s.previous[i] = i - 1;  // of the first: 2^32 - 1, which no position is
     s.next[i] = i + 1;
   }
-  const auto pair_rank = [&](uint32_t i) {
+  const auto pair_merge = [&](uint32_t i) {
     return s.next[i] < end ? rank_of(s.symbol[i], s.symbol[s.next[i]]) : kNoRank;
   };
+  const auto pair_rank = [&](uint32_t i) { return order<kHasTies>(pair_merge(i)); };
   for (uint32_t i = 0; i + 1 < end; ++i) {
     const uint32_t rank = pair_rank(i);
     if (rank != kNoRank) s.heap.push_back(static_cast<uint64_t>(rank) << 32 | i);
@@ -171,9 +181,11 @@ size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
     const uint32_t i = static_cast<uint32_t>(s.heap.back());
     const uint32_t rank = static_cast<uint32_t>(s.heap.back() >> 32);
     s.heap.pop_back();
-    if (s.symbol[i] == kNoToken || pair_rank(i) != rank) continue;
+    if (s.symbol[i] == kNoToken) continue;
+    const uint32_t merge = pair_merge(i);
+    if (order<kHasTies>(merge) != rank) continue;
     const uint32_t gone = s.next[i];
-    s.symbol[i] = result_[rank];
+    s.symbol[i] = result_[merge];
     s.symbol[gone] = kNoToken;
     s.next[i] = s.next[gone];
     if (s.next[i] < end) s.previous[s.next[i]] = i;

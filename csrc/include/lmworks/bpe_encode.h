@@ -107,6 +107,29 @@ class SpecialMatcher {
 size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pattern,
                   const uint8_t* text, size_t size);
 
+// Cuts text that has no pattern before a character that follows the one before it in no token: no
+// token reaches across such a border, and merges on its two sides do not depend on each other. So
+// the pieces are short, most of them are in the cache, and the ids are those of the uncut text.
+//
+// It needs tokens that are whole characters in a row, or one unfinished character; with others the
+// text stays one piece. It never cuts inside a character, and bytes that are no UTF-8 are
+// characters of their own.
+class PieceCutter {
+ public:
+  PieceCutter() = default;  // never cuts
+  PieceCutter(std::span<const uint8_t> token_bytes, std::span<const uint64_t> token_offsets);
+  // End of the piece that starts at `p` < `end`.
+  const uint8_t* next(const uint8_t* p, const uint8_t* end) const;
+
+ private:
+  bool is_joined(uint32_t left, uint32_t right) const;
+  size_t slot(uint32_t left, uint32_t right) const;
+  bool can_cut_ = false;
+  bool ascii_[128][128] = {};     // whether some token has the second character after the first
+  std::vector<uint64_t> others_;  // the same by hash, one bit for each pair
+  int shift_ = 0;
+};
+
 // What a BpeModel is made of. The caller has checked it: every id < num_tokens, every byte a token.
 struct BpeVocabulary {
   std::optional<Pattern> pattern;  // none: the whole text is one piece
@@ -114,6 +137,9 @@ struct BpeVocabulary {
   std::span<const uint8_t> token_bytes;
   std::span<const uint64_t> token_offsets;  // num_tokens + 1; an empty token is a hole
   std::span<const uint32_t> merges;         // left, right, result; in rank order
+  // Rank of each merge, never falling; of merges of one rank the leftmost in the text is made
+  // first. Empty: each merge has its own.
+  std::span<const uint32_t> ranks;
   // What each token is written as: outputs[output_offsets[id]] .. outputs[output_offsets[id + 1]],
   // at most as many ids as the token has bytes. Empty offsets: as its own id.
   std::span<const uint32_t> outputs;
@@ -132,6 +158,7 @@ class BpeModel {
  public:
   explicit BpeModel(const BpeVocabulary& vocabulary);
   std::optional<Pattern> pattern() const { return pattern_; }
+  const PieceCutter& cutter() const { return cutter_; }
   // Writes the ids of one piece to `out` (room for `size`) and returns their number.
   size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
                       MergeScratch& scratch) const;
@@ -144,14 +171,23 @@ class BpeModel {
   uint32_t rank_of(uint32_t left, uint32_t right) const;
   uint32_t whole_token(const uint8_t* piece, size_t size) const;
   size_t merge(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
+  template <bool kHasTies>
   size_t merge_short(const uint8_t* piece, size_t size, uint32_t* out) const;
+  template <bool kHasTies>
   size_t merge_long(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
+  // What merges are ordered by. `merge` is a place in `result_`, or kNoToken, which comes last.
+  template <bool kHasTies>
+  uint32_t order(uint32_t merge) const {
+    return kHasTies && merge != kNoToken ? rank_[merge] : merge;
+  }
 
   std::optional<Pattern> pattern_;
+  PieceCutter cutter_;
   uint32_t byte_token_[256];
   std::vector<uint64_t> pairs_;  // left << 43 | right << 22 | rank, open addressing
   int pair_shift_;
-  std::vector<uint32_t> result_;  // by rank
+  std::vector<uint32_t> result_;  // by rank, or with ties by merge
+  std::vector<uint32_t> rank_;    // by merge; empty without ties
   std::vector<char> token_bytes_;
   std::vector<uint64_t> token_offsets_;
   std::vector<uint32_t> whole_;  // token ids by hash of their bytes; empty without ignore_merges
