@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lmworks.cli.parser import make_parser, positive_int
 
 if TYPE_CHECKING:
+    from lmworks.base.errors import DataError
     from lmworks.data.pack import PackReport
     from lmworks.data.shard import Manifest, ShardSet
     from lmworks.tokenizer.base import Tokenizer
@@ -25,6 +26,7 @@ commands:
 
 `lmworks data COMMAND --help` shows a command's options and an example."""
 
+_FAULTS_STATUS = 1
 _SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
@@ -46,21 +48,35 @@ def _pack(argv: list[str]) -> int:
     from lmworks.data.pack import pack
 
     tokenizer = tokenizers.load(args.tokenizer)
-    with _sigterm_unwinds(), _progress_bar() as progress:
-        report = pack(
-            args.inputs,
-            args.out,
-            tokenizer,
-            val_fraction=args.val_fraction,
-            piece_chars=None if args.whole_documents else args.piece_chars,
-            num_workers=args.workers,
-            max_shard_tokens=args.shard_tokens,
-            text_field=args.text_field,
-            overwrite=args.overwrite,
-            progress=progress,
-        )
+    faults: list[DataError] = []
+    try:
+        with _sigterm_unwinds(), _progress_bar() as progress:
+            report = pack(
+                args.inputs,
+                args.out,
+                tokenizer,
+                val_fraction=args.val_fraction,
+                piece_chars=None if args.whole_documents else args.piece_chars,
+                num_threads=args.threads,
+                max_shard_tokens=args.shard_tokens,
+                text_field=args.text_field,
+                overwrite=args.overwrite,
+                on_fault=None if args.on_error == "stop" else faults.append,
+                progress=progress,
+            )
+    finally:
+        _print_faults(faults)
     _print_report(report, args.tokenizer)
-    return 0
+    return _FAULTS_STATUS if faults and args.on_error == "fail" else 0
+
+
+def _print_faults(faults: Sequence["DataError"]) -> None:
+    if not faults:
+        return
+    inputs = "1 input has a fault" if len(faults) == 1 else f"{len(faults):,} inputs have faults"
+    print(f"warning: {inputs} (--on-error stop refuses such input):", file=sys.stderr)
+    for fault in faults:
+        print(f"  {fault}", file=sys.stderr)
 
 
 def _inspect(argv: list[str]) -> int:
@@ -85,13 +101,14 @@ def _pack_parser() -> argparse.ArgumentParser:
 
     parser = make_parser(
         "data pack",
-        "Tokenize text files (.txt .jsonl .jsonl.gz .jsonl.zst) and directories of them into\n"
-        "token shards. The output folder appears whole or not at all.",
+        "Tokenize text (.txt and .jsonl, also as .gz and .zst) into token shards: files,\n"
+        "directories, globs, URLs, - for standard input. The output folder appears whole or not\n"
+        "at all.",
         "lmworks data pack examples/text --tokenizer tokenizer.json --out tokens"
         " --val-fraction 0.05",
     )
     add = parser.add_argument
-    add("inputs", nargs="+", type=Path, metavar="INPUT", help="text file or directory")
+    add("inputs", nargs="+", metavar="INPUT", help="text file, directory, glob, URL or -")
     add("--tokenizer", required=True, type=Path, metavar="FILE", help="tokenizer file")
     add("--out", required=True, type=Path, metavar="DIR", help="folder to create")
     add(
@@ -113,11 +130,17 @@ def _pack_parser() -> argparse.ArgumentParser:
     )
     cutting.add_argument("--whole-documents", action="store_true", help="never cut a document")
     add(
-        "--workers",
+        "--threads",
         type=positive_int,
         metavar="N",
-        help="processes that encode (default: every core above 256 MiB of input, else one; the"
-        " output does not depend on it)",
+        help="(default: every core; the output does not depend on it)",
+    )
+    add(
+        "--on-error",
+        choices=["skip", "fail", "stop"],
+        default="skip",
+        help="a bad file: leave it out from there on and list it at the end (skip), the same with"
+        " exit status 1 (fail), or end at once and write nothing (stop); default: skip",
     )
     add(
         "--shard-tokens",

@@ -3,8 +3,8 @@
     report = pack([Path("books")], Path("tokens"), tokenizer, val_fraction=0.05)
 
 What the result depends on: the documents in their order, the tokenizer, and the arguments that
-change it; never on the number of workers. One process reads and writes, the others encode batches
-of about a megabyte, of which a bounded number is in flight, so memory stays constant.
+change it; never on the number of threads. One thread reads and writes, the others encode batches
+of a few megabytes, of which a bounded number is in flight, so memory stays constant.
 
 Validation split. A document goes to val when the BLAKE2b hash of its text, read as a fraction of
 2**64, is below `val_fraction`: the same text always lands on the same side, whatever else is packed
@@ -17,31 +17,26 @@ characters it is: only this module ends documents.
 """
 
 import hashlib
-import multiprocessing
 import os
-import pickle
 import re
-import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmworks.base.documents import Document
 from lmworks.base.errors import ConfigError, DataError, LmworksError
 from lmworks.base.machine import num_usable_cores
 from lmworks.data.folder import new_folder
-from lmworks.data.read import Document, DocumentReader
+from lmworks.data.read import DocumentReader, OnFault
 from lmworks.data.shard import DEFAULT_MAX_SHARD_TOKENS, Manifest, ShardWriter, Tokens, dtype_for
 
 if TYPE_CHECKING:
@@ -49,12 +44,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PIECE_CHARS = 16_384
 
-_BATCH_CHARS = 1 << 20
-# Reading, splitting and writing stay in one process and take over half of its time; starting the
-# others and handing text over costs the rest of the gain. 200 MB, vocabulary 10,000, two cores: 5.0
-# CPU seconds alone, 7.8 with two workers, and no sooner done.
-_MAX_WORKERS = 256  # processes
-_MIN_POOL_BYTES = 256 << 20
+# Large enough for several threads to share; each in flight takes about five times as many bytes.
+_BATCH_CHARS = 1 << 22
+_MAX_IN_FLIGHT = 2
+_MAX_THREADS = 1024
 
 Progress = Callable[[int, int], None]
 """Called with (input bytes done, input bytes in all)."""
@@ -98,39 +91,41 @@ def pack(
     *,
     val_fraction: float = 0.0,
     piece_chars: int | None = DEFAULT_PIECE_CHARS,
-    num_workers: int | None = None,
+    num_threads: int | None = None,
     max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS,
     text_field: str = "text",
     overwrite: bool = False,
+    on_fault: OnFault | None = None,
     progress: Progress | None = None,
 ) -> PackReport:
     """Tokenize text files into the shard folder `out`, or `out/train` and `out/val`.
 
     Args:
-        inputs: files and directories, see `lmworks.data.read`.
+        inputs: files, directories, globs and URLs, see `lmworks.data.read`.
         out: appears whole or not at all.
         val_fraction: share of the text for `out/val`, about; 0 writes `out` alone.
         piece_chars: with val_fraction, cut longer documents as said above; None never cuts.
-        num_workers: processes that encode; None takes every core for more than 256 MiB of input,
-            one for less, where more would not be done sooner. More than one needs the usual
-            `if __name__ == "__main__":` guard in a script.
+        num_threads: default: the usable cores. One reads and writes, the others encode; kinds
+            other than BPE encode in one.
         max_shard_tokens: start the next shard at the document that would pass this.
         overwrite: replace an `out` that `pack` wrote earlier, in one step at the end.
+        on_fault: called with what is wrong with a file, which is then left out from there on;
+            default: the first fault is raised.
+        progress: called after each batch.
 
     Raises:
         ConfigError: `out` exists, an argument is out of range, the tokenizer has no end-of-text
             token, or one side of the split would be empty.
-        DataError: an input is missing or wrong, or holds no text.
+        DataError: an input is missing, wrong or has changed while it was read, or there is no text.
         StorageError: the disk is full or `out` cannot be written; nothing is left behind.
     """
     start_s = time.perf_counter()
-    eot_id = _checked(tokenizer, val_fraction, piece_chars, num_workers, max_shard_tokens)
-    reader = DocumentReader(inputs, text_field=text_field)
+    eot_id = _checked(tokenizer, val_fraction, piece_chars, num_threads, max_shard_tokens)
+    reader = DocumentReader(inputs, text_field=text_field, on_fault=on_fault)
     rule = _Rule(eot_id, dtype_for(tokenizer.vocab_size), val_fraction, piece_chars)
     sides = ["train", "val"] if val_fraction else [""]
     batches = _report_progress(_batches(reader), reader, progress)
-    if num_workers is None:
-        num_workers = num_usable_cores() if reader.total_bytes > _MIN_POOL_BYTES else 1
+    encoded = _encode_all(batches, tokenizer, rule, num_threads or num_usable_cores())
     with new_folder(out, overwrite=overwrite) as part, ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -143,7 +138,9 @@ def pack(
             )
             for side in sides
         ]
-        hash_range = _write_all(_encode_all(batches, tokenizer, rule, num_workers), writers)
+        # Closed at once on an error: threads that encode must not outlive it.
+        stack.enter_context(closing(encoded))
+        hash_range = _write_all(encoded, writers)
         _refuse_empty(writers, reader, val_fraction, piece_chars, hash_range)
         manifests = [
             writer.finish(
@@ -151,7 +148,7 @@ def pack(
                 tokenizer_fingerprint=tokenizer.fingerprint,
                 # A file's name need not be UTF-8, the manifest must be.
                 sources=tuple(
-                    os.fsencode(file).decode("utf-8", "backslashreplace") for file in reader.files
+                    os.fsencode(name).decode("utf-8", "backslashreplace") for name in reader.names
                 ),
             )
             for writer in writers
@@ -189,7 +186,7 @@ def cut_at_blank_lines(text: str, piece_chars: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a worker has to know besides the tokenizer."""
+    """How documents are dealt out and stored."""
 
     eot_id: int
     dtype: str
@@ -213,20 +210,20 @@ def _checked(
     tokenizer: "Tokenizer",
     val_fraction: float,
     piece_chars: int | None,
-    num_workers: int | None,
+    num_threads: int | None,
     max_shard_tokens: int,
 ) -> int:
     if not 0 <= val_fraction < 1:
         raise ConfigError(f"val_fraction={val_fraction} must be at least 0 and below 1")
     for name, value in (
         ("piece_chars", piece_chars),
-        ("num_workers", num_workers),
+        ("num_threads", num_threads),
         ("max_shard_tokens", max_shard_tokens),
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
-    if num_workers is not None and num_workers > _MAX_WORKERS:
-        raise ConfigError(f"num_workers={num_workers} must be at most {_MAX_WORKERS}")
+    if num_threads is not None and num_threads > _MAX_THREADS:
+        raise ConfigError(f"num_threads={num_threads} must be at most {_MAX_THREADS}")
     if tokenizer.eot_id is None:
         raise ConfigError(
             f"this {tokenizer.kind} tokenizer has no <|endoftext|> token, which has to end every"
@@ -240,7 +237,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     num_chars = 0
     for document in documents:
         batch.append(document)
-        num_chars += len(document.text)
+        num_chars += len(document.text) + 1
         if num_chars >= _BATCH_CHARS:
             yield batch
             batch, num_chars = [], 0
@@ -258,77 +255,41 @@ def _report_progress(
 
 
 def _encode_all(
-    batches: Iterator[list[Document]], tokenizer: "Tokenizer", rule: _Rule, num_workers: int
-) -> Iterator[list[_Encoded]]:
+    batches: Iterator[list[Document]], tokenizer: "Tokenizer", rule: _Rule, num_threads: int
+) -> Generator[list[_Encoded], None, None]:
     """Encoded batches in the order of `batches`."""
-    if num_workers == 1:
-        yield from map(partial(_encode_batch, tokenizer, rule), batches)
+    if num_threads == 1:
+        yield from map(partial(_encode_batch, tokenizer, rule, 1), batches)
         return
-    with tempfile.TemporaryDirectory(prefix="lmworks-pack-") as folder:
-        file = Path(folder) / "tokenizer.pickle"
-        file.write_bytes(pickle.dumps(tokenizer))
-        pool = ProcessPoolExecutor(
-            num_workers, multiprocessing.get_context("spawn"), initializer=_start_worker
-        )
+    encode = partial(_encode_batch, tokenizer, rule, num_threads - 1)
+    in_flight: deque[Future[list[_Encoded]]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="lmworks-pack") as pool:
         try:
-            yield from _in_order(pool, partial(_encode_in_worker, file, rule), batches, num_workers)
-        except BrokenProcessPool:
-            raise DataError(
-                "a worker process of pack died (out of memory, or the calling script lacks"
-                ' `if __name__ == "__main__":`); try num_workers=1'
-            ) from None
+            for batch in batches:
+                in_flight.append(pool.submit(encode, batch))
+                if len(in_flight) > _MAX_IN_FLIGHT:
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _in_order(
-    pool: ProcessPoolExecutor,
-    encode: Callable[[list[Document]], list[_Encoded]],
-    batches: Iterator[list[Document]],
-    num_workers: int,
-) -> Iterator[list[_Encoded]]:
-    # Executor.map would read the whole input ahead; this keeps two batches per worker in memory.
-    in_flight: deque[Future[list[_Encoded]]] = deque()
-    for batch in batches:
-        in_flight.append(pool.submit(encode, batch))
-        if len(in_flight) > 2 * num_workers:
-            yield in_flight.popleft().result()
-    while in_flight:
-        yield in_flight.popleft().result()
-
-
-def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and go when it is gone (a killed parent tells nobody)."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a spawned worker has a parent"
-
-    def follow() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-@lru_cache(maxsize=1)
-def _load_tokenizer(file: Path) -> "Tokenizer":
-    tokenizer: Tokenizer = pickle.loads(file.read_bytes())  # written by the parent just now
-    return tokenizer
-
-
-def _encode_in_worker(file: Path, rule: _Rule, batch: list[Document]) -> list[_Encoded]:
-    return _encode_batch(_load_tokenizer(file), rule, batch)
-
-
-def _encode_batch(tokenizer: "Tokenizer", rule: _Rule, batch: list[Document]) -> list[_Encoded]:
-    sides: dict[int, list[_Part]] = {0: [], 1: []}
-    for document in batch:
-        for part in _parts(document.text, rule):
-            sides[part.side].append(part)
-            part.tokens = _encode(tokenizer, part.text, document.where)
-    return [_joined(parts, rule) for parts in sides.values() if parts]
+def _encode_batch(
+    tokenizer: "Tokenizer", rule: _Rule, num_threads: int, batch: list[Document]
+) -> list[_Encoded]:
+    parts = [part for document in batch for part in _parts(document, rule)]
+    try:
+        tokens, starts = tokenizer.encode_batch_to_numpy(
+            [part.data for part in parts], num_threads=num_threads, disallowed_special=()
+        )
+    except LmworksError:
+        raise _located(tokenizer, parts) from None
+    bounds = starts.tolist()
+    for part, begin, end in zip(parts, bounds, bounds[1:], strict=False):
+        part.tokens = tokens[begin:end]
+    sides = [[part for part in parts if part.side == side] for side in (0, 1)]
+    return [_joined(members, rule) for members in sides if members]
 
 
 @dataclass(slots=True)
@@ -336,15 +297,16 @@ class _Part:
     """A document, or the run of its pieces that went to one side."""
 
     side: int
-    text: str
+    data: bytes
     hashes: list[float]
-    tokens: Tokens
+    where: str
+    tokens: Tokens = field(default_factory=lambda: np.empty(0, np.uint32))
 
 
-def _parts(text: str, rule: _Rule) -> Iterator[_Part]:
-    none = np.empty(0, np.uint32)
+def _parts(document: Document, rule: _Rule) -> Iterator[_Part]:
+    text = document.text
     if not rule.val_fraction:
-        yield _Part(0, text, [], none)
+        yield _Part(0, text.encode("utf-8"), [], document.where)
         return
     pieces = [text]
     if rule.piece_chars is not None and len(text) > rule.piece_chars:
@@ -353,28 +315,38 @@ def _parts(text: str, rule: _Rule) -> Iterator[_Part]:
     for is_val, run in groupby(dealt, key=lambda pair: pair[0] < rule.val_fraction):
         hashes, texts = zip(*run, strict=True)
         whole = "".join(texts)
-        yield _Part(int(is_val), whole if whole == text else whole.strip("\r\n"), [*hashes], none)
+        part = whole if whole == text else whole.strip("\r\n")
+        yield _Part(int(is_val), part.encode("utf-8"), [*hashes], document.where)
 
 
-def _encode(tokenizer: "Tokenizer", text: str, where: str) -> Tokens:
-    try:
-        return tokenizer.encode_to_numpy(text, disallowed_special=())
-    except LmworksError as err:
-        raise type(err)(f"{where}: {err}") from None
+def _located(tokenizer: "Tokenizer", parts: list[_Part]) -> LmworksError:
+    """The error of the first part that cannot be encoded, with its place."""
+    for part in parts:
+        try:
+            tokenizer.encode_to_numpy(part.data, disallowed_special=())
+        except LmworksError as err:
+            return type(err)(f"{part.where}: {err}")
+    raise AssertionError("a batch fails only when one of its texts does")
 
 
 def _joined(parts: list[_Part], rule: _Rule) -> _Encoded:
-    eot = np.array([rule.eot_id], dtype=np.uint32)
-    tokens = np.concatenate([array for part in parts for array in (part.tokens, eot)])
+    lengths = np.array([len(part.tokens) + 1 for part in parts], dtype=np.int64)
+    largest = max(int(part.tokens.max(initial=rule.eot_id)) for part in parts)
     # An id that does not fit must reach ShardWriter's check as it is.
-    if tokens.max() <= np.iinfo(rule.dtype).max:
-        tokens = tokens.astype(rule.dtype)
+    fits = largest <= np.iinfo(rule.dtype).max
+    tokens = np.empty(lengths.sum(), dtype=rule.dtype if fits else np.uint32)
+    end = 0
+    for part in parts:
+        begin, end = end, end + len(part.tokens)
+        tokens[begin:end] = part.tokens
+        tokens[end] = rule.eot_id
+        end += 1
     hashes = [value for part in parts for value in part.hashes] or [0.0]
     return _Encoded(
         side=parts[0].side,
         tokens=tokens,
-        lengths=np.array([len(part.tokens) + 1 for part in parts], dtype=np.int64),
-        text_bytes=sum(len(part.text.encode("utf-8")) for part in parts),
+        lengths=lengths,
+        text_bytes=sum(len(part.data) for part in parts),
         hash_min=min(hashes),
         hash_max=max(hashes),
     )
@@ -401,7 +373,8 @@ def _refuse_empty(
 ) -> None:
     num_documents = sum(writer.num_documents for writer in writers)
     if not num_documents:
-        raise DataError(f"no text in {_names(reader.files)}: every document is empty")
+        why = str(reader.faults[0]) if reader.faults else "every document is empty"
+        raise DataError(f"no text in {_short(reader.names)}: {why}")
     if all(writer.num_documents for writer in writers):
         return
     low, high = hash_range
@@ -420,5 +393,5 @@ def _refuse_empty(
     raise ConfigError(f"val_fraction={val_fraction} leaves {side} empty; {hint}")
 
 
-def _names(files: list[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{len(files)} files ({files[0]}, ...)"
+def _short(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} files ({names[0]}, ...)"

@@ -8,56 +8,121 @@ Formats, chosen by the file's suffix, each also compressed as .gz or .zst:
            document; line breaks at a document's two ends are dropped
   .jsonl   one JSON object per line, the text under `text_field`, kept as it is
 
-A directory stands for every such file under it, see base/sources.py. Documents without any text
-are skipped. Whatever is wrong with a file (missing, unreadable, not UTF-8, bad JSON, no such field)
-is a DataError that names the place.
+A directory stands for every such file under it; globs, URLs and `-` are inputs too, see
+base/sources.py. Documents without any text are skipped. Whatever is wrong with a file (missing,
+unreadable, not UTF-8, bad JSON, no such field) is a DataError that names the place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from lmworks.base.documents import Document, decode, json_line_text, read_blocks, split_lines
+from lmworks.base.documents import (
+    MAX_LINE_BYTES,
+    Document,
+    decode,
+    json_line_text,
+    read_blocks,
+    split_lines,
+)
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.base.sources import SUFFIXES, files_under, near_name, no_text_file, suffix_of
+from lmworks.base.sources import (
+    SUFFIXES,
+    Source,
+    files_under,
+    find_sources,
+    near_name,
+    no_text_file,
+    suffix_of,
+)
 
 SEPARATOR = "<|endoftext|>"
+
+_BLOCK_BYTES = 1 << 20
+
+OnFault = Callable[[DataError], None]
 
 
 class DocumentReader:
     """Iterates over the documents of `inputs`; each iteration starts from the beginning.
 
+    With `on_fault`, what is wrong with a file is handed to it and reading goes on with the next
+    file; documents before the fault have been given out by then. Without, the first fault is
+    raised.
+
     Raises:
-        DataError: an input does not exist, has an unknown suffix, or a directory holds no text file
-            (at construction); a file's content is wrong (while iterating).
+        DataError: an input does not exist or is known to be no text, or a directory holds no text
+            file (at construction); a file's content is wrong, or the file changed while it was
+            read (while iterating).
     """
 
-    def __init__(self, inputs: Sequence[str | Path], *, text_field: str = "text") -> None:
-        self.files = list_files(inputs)
+    def __init__(
+        self,
+        inputs: Sequence[str | Path],
+        *,
+        text_field: str = "text",
+        on_fault: OnFault | None = None,
+    ) -> None:
+        self.sources, faults = find_sources(inputs)
+        if faults and (on_fault is None or not self.sources):
+            raise faults[0]
+        self._not_found = faults
+        self.faults: list[DataError] = []
+        """What `on_fault` has been told in the current iteration."""
+        self._on_fault = on_fault
         self.text_field = text_field
-        self.total_bytes = sum(file.stat().st_size for file in self.files)
-        """Size of all files on the disk, compressed ones as they are."""
+        self.total_bytes = sum(source.size_bytes or 0 for source in self.sources)
+        """Size of all files as stored, compressed ones as they are; unknown sizes count nothing."""
         self.read_bytes = 0
         """How much of `total_bytes` the current iteration has passed, for a progress display."""
 
+    @property
+    def names(self) -> list[str]:
+        """The files and URLs, as messages name them."""
+        return [source.name for source in self.sources]
+
     def __iter__(self) -> Iterator[Document]:
         self.read_bytes = 0
-        for path in self.files:
+        self.faults = []
+        for fault in self._not_found:
+            self._note(fault)
+        for source in self.sources:
             before = self.read_bytes
-            with _open_raw(path) as raw:
-                for document in self._documents(path, raw):
-                    self.read_bytes = before + raw.tell()
-                    if document.text and not document.text.isspace():
-                        yield document
-                self.read_bytes = before + raw.tell()
+            try:
+                yield from self._documents(source)
+                source.check_unchanged()
+            except DataError as err:
+                self._note(err)
+            self.read_bytes = before + (source.size_bytes or 0)
 
-    def _documents(self, path: Path, raw: IO[bytes]) -> Iterator[Document]:
-        suffix = suffix_of(path.name) or ""
-        compression = "" if suffix in (".txt", ".jsonl") else Path(suffix).suffix
-        lines = split_lines(str(path), read_blocks(str(path), raw, compression))
-        if suffix.startswith(".txt"):
-            return _text_documents(path, lines)
-        return _json_documents(path, lines, self.text_field)
+    def _note(self, fault: DataError) -> None:
+        if self._on_fault is None:
+            raise fault
+        self.faults.append(fault)
+        self._on_fault(fault)
+
+    def _documents(self, source: Source) -> Iterator[Document]:
+        before = self.read_bytes
+        num_documents = 0
+        try:
+            with source.open() as raw:
+                for document in self._all_documents(source, raw):
+                    if source.size_bytes:
+                        self.read_bytes = before + min(raw.tell(), source.size_bytes)
+                    if document.text and not document.text.isspace():
+                        num_documents += 1
+                        yield document
+        except DataError as err:
+            if self._on_fault is None or not num_documents:
+                raise
+            used = f"the documents before that ({num_documents:,}) are used"
+            raise DataError(f"{err}; {used}") from None
+
+    def _all_documents(self, source: Source, raw: IO[bytes]) -> Iterator[Document]:
+        blocks = read_blocks(source.name, raw, source.compression, _BLOCK_BYTES)
+        if source.form == "text":
+            return _text_documents(source.name, blocks)
+        return _json_documents(source.name, split_lines(source.name, blocks), self.text_field)
 
 
 def list_files(inputs: Sequence[str | Path]) -> list[Path]:
@@ -88,36 +153,59 @@ def _files_under(folder: Path) -> list[Path]:
     return found
 
 
-def _open_raw(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb")
-    except OSError as err:
-        raise DataError(f"{path}: cannot be read ({err.strerror})") from None
+def _text_documents(name: str, blocks: Iterable[bytes]) -> Iterator[Document]:
+    held: list[bytes] = []  # of the document at hand
+    line, offset = 1, 0
+    for lines in _whole_lines(name, blocks):
+        at = 0
+        for begin, end in _separators(lines):
+            held.append(lines[at:begin])
+            document = b"".join(held)
+            yield _text_document(name, document, line, offset)
+            line += document.count(b"\n") + 1
+            offset += len(document) + end - begin
+            held, at = [], end
+        held.append(lines[at:])
+    yield _text_document(name, b"".join(held), line, offset)
 
 
-def _text_documents(path: Path, lines: Iterator[bytes]) -> Iterator[Document]:
-    separator = SEPARATOR.encode()
+def _whole_lines(name: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks, cut anew so that each ends with a line; the last one as it ends."""
     held: list[bytes] = []
-    first_line, offset = 1, 0
-    for number, line in enumerate(lines, start=1):
-        if line.startswith(separator) and line.rstrip(b"\r\n") == separator:
-            yield _text_document(path, held, first_line, offset)
-            offset += sum(map(len, held)) + len(line)
-            held, first_line = [], number + 1
-        else:
-            held.append(line)
-    yield _text_document(path, held, first_line, offset)
+    held_bytes = 0
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*held, block[:end]])
+            held, held_bytes = [], 0
+        held.append(block[end:])
+        held_bytes += len(block) - end
+        if held_bytes > MAX_LINE_BYTES:
+            raise DataError(f"{name}: a line of more than {MAX_LINE_BYTES:,} bytes; is it text?")
+    yield b"".join(held)
 
 
-def _text_document(path: Path, lines: list[bytes], first_line: int, offset: int) -> Document:
-    text = decode(b"".join(lines), name=str(path), line=first_line, offset=offset)
-    return Document(text.strip("\r\n"), f"{path}:{first_line}")
+def _separators(lines: bytes) -> Iterator[tuple[int, int]]:
+    """Begin and end of each separator line, its line break included."""
+    separator = SEPARATOR.encode()
+    begin = lines.find(separator)
+    while begin >= 0:
+        end = lines.find(b"\n", begin) + 1 or len(lines)
+        is_line = begin == 0 or lines[begin - 1 : begin] == b"\n"
+        if is_line and lines[begin:end].rstrip(b"\r\n") == separator:
+            yield begin, end
+        begin = lines.find(separator, begin + len(separator))
 
 
-def _json_documents(path: Path, lines: Iterator[bytes], field: str) -> Iterator[Document]:
+def _text_document(name: str, data: bytes, line: int, offset: int) -> Document:
+    text = decode(data, name=name, line=line, offset=offset)
+    return Document(text.strip("\r\n"), f"{name}:{line}")
+
+
+def _json_documents(name: str, lines: Iterator[bytes], field: str) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(lines, start=1):
-        text = json_line_text(line, field, name=str(path), number=number, offset=offset)
+        text = json_line_text(line, field, name=name, number=number, offset=offset)
         offset += len(line)
         if text is not None:
-            yield Document(text, f"{path}:{number}")
+            yield Document(text, f"{name}:{number}")

@@ -49,7 +49,10 @@ def test_pack_takes_every_option(tmp_path: Path, tokenizer_file: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text('{"body": "one"}\n{"body": "two"}\n')
     command = ["data", "pack", str(source), "--tokenizer", str(tokenizer_file)]
-    options = "--workers 2 --shard-tokens 4 --text-field body --overwrite --whole-documents"
+    options = (
+        "--threads 2 --on-error fail --shard-tokens 4 --text-field body --overwrite"
+        " --whole-documents"
+    )
     out = tmp_path / "o"
     assert main([*command, "--out", str(out), *options.split()]) == 0
     assert main([*command, "--out", str(out), *options.split()]) == 0
@@ -131,3 +134,39 @@ def test_a_terminated_pack_removes_what_it_began(tmp_path: Path, tokenizer_file:
         process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "tokenizer.json"]
+
+
+def test_bad_files_among_good_ones_are_listed_and_the_rest_is_packed(
+    tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("one\n<|endoftext|>\ntwo")
+    (texts / "b.txt").write_bytes(b"bad \xff")
+    (texts / "c.jsonl").write_text('{"text": "three"}\n{oops\n')
+    (texts / "d.txt").symlink_to("nowhere")
+    (texts / "e.txt").write_text("four")
+    command = ["data", "pack", str(texts), "--tokenizer", str(tokenizer_file), "--out"]
+    assert main([*command, str(tmp_path / "o")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("packed 4 documents")
+    warning, *faults = printed.err.strip().splitlines()
+    assert warning.startswith("warning: 3 inputs have faults")
+    assert ["d.txt" in faults[0], "b.txt:1: not UTF-8" in faults[1]] == [True, True]
+    assert "c.jsonl:2: not valid JSON" in faults[2]
+    assert faults[2].endswith("the documents before that (1) are used")
+    assert main([*command, str(tmp_path / "p"), "--on-error", "fail"]) == 1
+    assert (tmp_path / "p").is_dir()
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "q"), "--on-error", "stop"]) == 2
+    assert not (tmp_path / "q").exists()
+
+
+def test_when_every_file_is_bad_nothing_is_packed(
+    tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.txt").write_bytes(b"bad \xff")
+    command = ["data", "pack", str(tmp_path / "b.txt"), "--tokenizer", str(tokenizer_file)]
+    assert main([*command, "--out", str(tmp_path / "o")]) == 2
+    assert "no text in" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

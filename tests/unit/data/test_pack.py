@@ -57,16 +57,16 @@ def test_packed_documents_read_back(tmp_path: Path, tokenizer: Any) -> None:
     assert manifest.tokenizer_fingerprint == tokenizer.fingerprint
 
 
-def test_the_output_does_not_depend_on_the_number_of_workers(
+def test_the_output_does_not_depend_on_the_number_of_threads(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [text * 300 for text in MANY])
-    for workers in (1, 2):
+    for threads in (1, 2):
         pack(
             [source],
-            tmp_path / f"out{workers}",
+            tmp_path / f"out{threads}",
             tokenizer,
-            num_workers=workers,
+            num_threads=threads,
             val_fraction=0.2,
             max_shard_tokens=1_000_000,
         )
@@ -173,8 +173,8 @@ def test_a_fraction_that_leaves_a_side_empty_names_one_that_does_not(
     [
         ({"val_fraction": 1.0}, "val_fraction=1.0 must be at least 0 and below 1"),
         ({"val_fraction": -0.1}, "val_fraction=-0.1 must be"),
-        ({"num_workers": 257}, "num_workers=257 must be at most 256"),
-        ({"num_workers": 0}, "num_workers=0 must be at least 1"),
+        ({"num_threads": 1025}, "num_threads=1025 must be at most 1024"),
+        ({"num_threads": 0}, "num_threads=0 must be at least 1"),
         ({"max_shard_tokens": 0}, "max_shard_tokens=0 must be at least 1"),
         ({"piece_chars": 0}, "piece_chars=0 must be at least 1"),
     ],
@@ -191,13 +191,13 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path: Path, make_tokeniz
         pack([tmp_path], tmp_path / "o", make_tokenizer(has_eot=False))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_tokenizer_whose_ids_exceed_its_vocabulary_is_refused(
-    tmp_path: Path, make_tokenizer: Any, workers: int
+    tmp_path: Path, make_tokenizer: Any, threads: int
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", MANY)
     with pytest.raises(DataError, match=r"token id 256 is not below .*vocab_size=50"):
-        pack([source], tmp_path / "o", make_tokenizer(vocab_size=50), num_workers=workers)
+        pack([source], tmp_path / "o", make_tokenizer(vocab_size=50), num_threads=threads)
     assert not (tmp_path / "o").exists()
 
 
@@ -208,12 +208,25 @@ def test_a_file_whose_name_is_not_utf8_is_packed(tmp_path: Path, tokenizer: Any)
     assert open_shards(tmp_path / "o").manifest.sources == (f"{tmp_path}/caf\\xe9.txt",)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bpe_ids_are_those_of_each_document_alone(tmp_path: Path, threads: int) -> None:
+    from lmworks.tokenizer.train import train_bpe_from_iterator
+
+    bpe = train_bpe_from_iterator(MANY, 400, num_threads=1)
+    texts = [*MANY, "<|endoftext|> in the text", " ", "é" * 5000]
+    pack([write_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "o", bpe, num_threads=threads)
+    shards = open_shards(tmp_path / "o", verify=True)
+    each = [bpe.encode(text, disallowed_special=()) for text in texts if text.strip()]
+    wanted = [token_id for ids in each for token_id in (*ids, bpe.eot_id)]
+    assert shards.read(0, shards.num_tokens).tolist() == wanted
+
+
 def test_a_fault_in_the_input_leaves_nothing(tmp_path: Path, tokenizer: Any) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", MANY)
     source.write_text(source.read_text() + "{oops\n")
-    for workers in (1, 2):
+    for threads in (1, 2):
         with pytest.raises(DataError, match=r"a\.jsonl:401: not valid JSON"):
-            pack([source], tmp_path / "o", tokenizer, num_workers=workers)
+            pack([source], tmp_path / "o", tokenizer, num_threads=threads)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
@@ -256,7 +269,7 @@ def test_an_empty_folder_is_used(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_progress_is_reported_up_to_the_end(tmp_path: Path, tokenizer: Any) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", ["x" * 300_000] * 9)
+    source = write_jsonl(tmp_path / "a.jsonl", ["x" * 900_000] * 9)
     seen: list[tuple[int, int]] = []
     pack([source], tmp_path / "o", tokenizer, progress=lambda *done: seen.append(done))
     assert len(seen) > 1
@@ -271,10 +284,10 @@ from fake_tokenizer import FakeTokenizer
 from lmworks.data.pack import pack
 
 class Stuck(FakeTokenizer):
-    def encode_to_numpy(self, text, **options):
+    def encode_batch_to_numpy(self, texts, **options):
         print("encoding", flush=True)
         open({gate!r}).close()
-        return super().encode_to_numpy(text, **options)
+        return super().encode_batch_to_numpy(texts, **options)
 
 if __name__ == "__main__":
     # A test run in the background of a shell hands SIGINT on as ignored.
@@ -305,12 +318,12 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("killer", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_killed_pack_leaves_no_output_and_the_next_one_cleans_up(
-    tmp_path: Path, tokenizer: Any, killer: signal.Signals, workers: int
+    tmp_path: Path, tokenizer: Any, killer: signal.Signals, threads: int
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", MANY)
-    body = f"pack([{str(source)!r}], {str(tmp_path / 'o')!r}, Stuck(), num_workers={workers})"
+    body = f"pack([{str(source)!r}], {str(tmp_path / 'o')!r}, Stuck(), num_threads={threads})"
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     process = subprocess.Popen(
@@ -322,9 +335,8 @@ def test_a_killed_pack_leaves_no_output_and_the_next_one_cleans_up(
         stack.callback(process.kill)
         process.send_signal(killer)
         if killer == signal.SIGINT:
-            # A worker finishes its batch before Ctrl-C ends the pool: let it pass the gate.
+            # A thread finishes its batch before Ctrl-C ends the program: let it pass the gate.
             stack.callback(os.close, os.open(gate, os.O_RDWR))
-        # The pipe ends only when the workers are gone too, those of a killed parent as well.
         process.communicate(timeout=60)
     assert process.returncode == -killer
     left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".o.part-")]

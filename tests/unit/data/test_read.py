@@ -109,9 +109,9 @@ def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
         DocumentReader([tmp_path / "book.txt"])
 
 
-def test_an_unknown_suffix_names_the_allowed_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.csv: unknown kind.*\.jsonl\.zst"):
-        DocumentReader([write(tmp_path / "a.csv", "A")])
+def test_a_file_that_is_known_to_be_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.parquet: a \.parquet file is no text; .*\.jsonl"):
+        DocumentReader([write(tmp_path / "a.parquet", "A")])
 
 
 def test_a_directory_without_text_names_the_allowed_suffixes(tmp_path: Path) -> None:
@@ -176,3 +176,41 @@ def test_a_read_error_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(source)
     with pytest.raises(DataError, match=r"a\.txt: cannot be read"):
         texts(tmp_path / "a.txt")
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", "A\n<|endoftext|>\nB")
+    documents = iter(DocumentReader([file]))
+    assert next(documents).text == "A"
+    write(file, "another text")
+    with pytest.raises(DataError, match=r"a\.txt: changed while it was read"):
+        list(documents)
+
+
+def test_separators_are_found_wherever_blocks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmworks.data import read
+
+    text = "A\nB\n<|endoftext|>\nC <|endoftext|>\n<|endoftext|> D\n<|endoftext|>\r\n\nE\n"
+    file = write(tmp_path / "a.txt", text * 2)
+    whole = [(d.text, d.where) for d in DocumentReader([file])]
+    assert [text for text, _ in whole] == [
+        "A\nB",
+        "C <|endoftext|>\n<|endoftext|> D",
+        "E\nA\nB",
+        "C <|endoftext|>\n<|endoftext|> D",
+        "E",
+    ]
+    for block_bytes in range(1, len(text)):
+        monkeypatch.setattr(read, "_BLOCK_BYTES", block_bytes)
+        assert [(d.text, d.where) for d in DocumentReader([file])] == whole
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmworks.data import read
+
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(read, "_BLOCK_BYTES", 100)
+    with pytest.raises(DataError, match="a line of more than 1,000 bytes"):
+        texts(write(tmp_path / "a.txt", "x" * 2000))
