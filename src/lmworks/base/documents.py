@@ -32,15 +32,24 @@ class Document:
 
 
 def read_blocks(
-    name: str, raw: IO[bytes], compression: str, block_bytes: int = _BLOCK_BYTES
+    name: str,
+    raw: IO[bytes],
+    compression: str,
+    block_bytes: int = _BLOCK_BYTES,
+    *,
+    is_remote: bool = False,
 ) -> Iterator[bytes]:
     """The content in blocks, decompressed; `compression` is "", ".gz" or ".zst".
+
+    A remote file system has errors of its own; with `is_remote` they are DataErrors too.
 
     Raises:
         DataError: it cannot be read to its end.
         ConfigError: the package for ".zst" is not installed.
     """
     failures: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+    if is_remote:
+        failures = (Exception,)
     if compression == ".zst":
         zstandard = _zstandard(name)
         failures = (*failures, zstandard.ZstdError)

@@ -78,6 +78,8 @@ class Source:
                 return remote_file
             if self.path is not None:
                 return self.path.open("rb")
+            if sys.stdin is None:
+                raise DataError(f"{self.name}: cannot be read (it is closed)")
             # A copy, so that closing the source leaves the process's standard input alone.
             return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
         except OSError as err:

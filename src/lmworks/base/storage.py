@@ -102,6 +102,21 @@ def part_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:8]}")
 
 
+def check_writable(path: str | Path) -> None:
+    """StorageError if `path` could not be written: said before hours of work. Writes nothing."""
+    path = Path(path)
+    with _storage_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        parent = path.absolute().parent
+        while not os.path.lexists(parent):
+            parent = parent.parent
+        if not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write `data` to `path` atomically."""
     with atomic_file(path) as part:

@@ -1,16 +1,16 @@
 """`lmworks data pack` and `lmworks data inspect`: text to token shards, and a look at them."""
 
 import argparse
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from lmworks.cli.faults import FAULTS_STATUS, add_on_error_option, print_faults
 from lmworks.cli.parser import make_parser, positive_int
+from lmworks.cli.signals import sigterm_unwinds
 
 if TYPE_CHECKING:
     from lmworks.base.errors import DataError
@@ -25,9 +25,6 @@ commands:
   inspect  what a shard folder holds, and whether it is intact
 
 `lmworks data COMMAND --help` shows a command's options and an example."""
-
-_FAULTS_STATUS = 1
-_SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +47,7 @@ def _pack(argv: list[str]) -> int:
     tokenizer = tokenizers.load(args.tokenizer)
     faults: list[DataError] = []
     try:
-        with _sigterm_unwinds(), _progress_bar() as progress:
+        with sigterm_unwinds(), _progress_bar() as progress:
             report = pack(
                 args.inputs,
                 args.out,
@@ -65,18 +62,9 @@ def _pack(argv: list[str]) -> int:
                 progress=progress,
             )
     finally:
-        _print_faults(faults)
+        print_faults(faults)
     _print_report(report, args.tokenizer)
-    return _FAULTS_STATUS if faults and args.on_error == "fail" else 0
-
-
-def _print_faults(faults: Sequence["DataError"]) -> None:
-    if not faults:
-        return
-    inputs = "1 input has a fault" if len(faults) == 1 else f"{len(faults):,} inputs have faults"
-    print(f"warning: {inputs} (--on-error stop refuses such input):", file=sys.stderr)
-    for fault in faults:
-        print(f"  {fault}", file=sys.stderr)
+    return FAULTS_STATUS if faults and args.on_error == "fail" else 0
 
 
 def _inspect(argv: list[str]) -> int:
@@ -135,13 +123,7 @@ def _pack_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="(default: every core; the output does not depend on it)",
     )
-    add(
-        "--on-error",
-        choices=["skip", "fail", "stop"],
-        default="skip",
-        help="a bad file: leave it out from there on and list it at the end (skip), the same with"
-        " exit status 1 (fail), or end at once and write nothing (stop); default: skip",
-    )
+    add_on_error_option(parser)
     add(
         "--shard-tokens",
         type=positive_int,
@@ -166,20 +148,6 @@ def _inspect_parser() -> argparse.ArgumentParser:
     add("--tokens", type=positive_int, default=64, metavar="N", help="how many (default: 64)")
     add("--verify", action="store_true", help="read everything and compare the checksums")
     return parser
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends the command like Ctrl-C, so that the unfinished folder is removed."""
-
-    def leave(_signal: int, _frame: FrameType | None) -> None:
-        sys.exit(_SIGTERM_STATUS)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

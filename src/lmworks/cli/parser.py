@@ -28,3 +28,10 @@ def positive_int(text: str) -> int:
     if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(digits)
+
+
+def pattern_names() -> str:
+    """The known pre-tokenizer patterns, for the help of an option."""
+    from lmworks.tokenizer.pretokenize import PATTERNS
+
+    return "|".join(PATTERNS)

@@ -1,18 +1,10 @@
 """`lmworks tokenizer train|encode|decode|compare|inspect`: text to token ids and back."""
 
-import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
 
-from lmworks.cli.parser import make_parser, positive_int
-
-if TYPE_CHECKING:
-    from lmworks.tokenizer.base import Tokenizer
+from lmworks.cli import tokenizer_train
+from lmworks.cli.parser import make_parser, pattern_names, positive_int
 
 _HELP = """usage: lmworks tokenizer COMMAND [options]
 
@@ -31,7 +23,7 @@ _COLORS = ("black on bright_cyan", "black on bright_yellow", "black on bright_gr
 def main(argv: list[str]) -> int:
     """Run `lmworks tokenizer ...` and return its exit status."""
     commands = {
-        "train": _train,
+        "train": tokenizer_train.main,
         "encode": _encode,
         "decode": _decode,
         "compare": _compare,
@@ -45,90 +37,6 @@ def main(argv: list[str]) -> int:
         print(f"error: no command 'tokenizer {argv[0]}'; known: {known}", file=sys.stderr)
         return 2
     return commands[argv[0]](argv[1:])
-
-
-def _train(argv: list[str]) -> int:
-    args = _train_parser().parse_args(argv)
-
-    from lmworks.base.errors import ConfigError
-    from lmworks.tokenizer import save, train_bpe
-    from lmworks.tokenizer.compare import read_text, train_kind
-
-    if args.kind != "bpe" and (args.threads or args.allow_invalid_utf8):
-        raise ConfigError(f"--threads and --allow-invalid-utf8 are of --kind bpe, not {args.kind}")
-    start_s = time.monotonic()
-    tokenizer: Tokenizer
-    if args.kind == "bpe":
-        with _progress_bar() as progress:
-            tokenizer = train_bpe(
-                args.files,
-                args.vocab_size,
-                pattern=args.pattern,
-                special_tokens=args.special,
-                num_threads=args.threads,
-                allow_invalid_utf8=args.allow_invalid_utf8,
-                progress=progress,
-            )
-    else:
-        tokenizer = train_kind(
-            args.kind,
-            [read_text(file) for file in args.files],
-            vocab_size=args.vocab_size,
-            pattern=args.pattern,
-            special_tokens=args.special,
-        )
-    save(tokenizer, args.out, format=args.format)
-    size_mb = sum(file.stat().st_size for file in args.files) / 1e6
-    elapsed_s = time.monotonic() - start_s
-    print(f"trained a {args.kind} tokenizer on {size_mb:,.1f} MB in {elapsed_s:.1f} s")
-    if tokenizer.vocab_size < args.vocab_size and args.kind != "byte":
-        print(f"  the text gives only {tokenizer.vocab_size:,} of the {args.vocab_size:,} tokens")
-    print(
-        f"  {args.out}  {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:16]}"
-    )
-    if args.format != "tiktoken":
-        print(f"next: lmworks tokenizer encode {quote(str(args.out))} 'Hello world' --show")
-    return 0
-
-
-def _train_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
-        "tokenizer train",
-        "Learn a vocabulary from text files, which are UTF-8 unless you say otherwise.",
-        "lmworks tokenizer train corpus.txt --vocab-size 10000 --out tokenizer.json",
-    )
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="text to learn from")
-    add(
-        "--vocab-size",
-        type=positive_int,
-        default=10_000,
-        metavar="N",
-        help="tokens, at most (default: 10000; the byte kind always has 256 and the special ones)",
-    )
-    add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
-    add(
-        "--special",
-        nargs="*",
-        default=["<|endoftext|>"],
-        metavar="TOKEN",
-        help="special tokens (default: <|endoftext|>)",
-    )
-    add("--kind", choices=["bpe", "char", "byte", "word"], default="bpe", help="(default: bpe)")
-    add(
-        "--format",
-        choices=["lmworks", "hf", "tiktoken"],
-        default="lmworks",
-        help="our JSON, Hugging Face tokenizer.json or a tiktoken rank file (default: lmworks)",
-    )
-    add("--threads", type=positive_int, metavar="N", help="of bpe (default: every core)")
-    add(
-        "--allow-invalid-utf8",
-        action="store_true",
-        help="bpe learns from files that are not UTF-8 as from bytes",
-    )
-    add("--out", required=True, type=Path, metavar="FILE", help="file to write")
-    return parser
 
 
 def _encode(argv: list[str]) -> int:
@@ -209,7 +117,7 @@ def _compare(argv: list[str]) -> int:
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="UTF-8 text (the first 20 MB are used)")
     add("--vocab-size", type=positive_int, default=10_000, metavar="N", help="(default: 10000)")
-    add("--pattern", default="gpt2", metavar="P", help=f"{_patterns()} (default: gpt2)")
+    add("--pattern", default="gpt2", metavar="P", help=f"{pattern_names()} (default: gpt2)")
     args = parser.parse_args(argv)
 
     from rich.console import Console
@@ -269,38 +177,3 @@ def _inspect(argv: list[str]) -> int:
     for name, value in rows.items():
         print(f"{name:<13}{value}")
     return 0
-
-
-def _patterns() -> str:
-    from lmworks.tokenizer.pretokenize import PATTERNS
-
-    return "|".join(PATTERNS)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description:8}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    # Into a file or a pipe a transient bar would still write an empty line.
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        tasks = {
-            "count": bar.add_task("counting", total=None),
-            "merge": bar.add_task("merging", total=None),
-        }
-        yield lambda phase, done, total: bar.update(tasks[phase], completed=done, total=total)

@@ -1,7 +1,7 @@
 """The four kinds of tokenizer on one text: trained on its first part, measured on the rest."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def compare(
 
 def train_kind(
     kind: str,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     vocab_size: int,
     pattern: str,

@@ -1,166 +1,255 @@
-"""Training a byte-level BPE tokenizer from files or texts.
+"""Training a byte-level BPE tokenizer from files, URLs or texts.
 
 The work is native (csrc/text/bpe_train_*.cpp); train_reference.py is the same in readable Python.
-Files are memory-mapped and read once, by all threads; the result does not depend on their number.
+Here is what a caller sees. What shall be made and whether that can be is in train_settings.py, how
+the corpus is read in corpus.py, how a count survives a kill in count_state.py.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from lmworks import _text
-from lmworks.base.errors import ConfigError, DataError
-from lmworks.base.machine import num_usable_cores
+from lmworks.base.errors import ConfigError, DataError, StorageError
+from lmworks.base.sources import Form, Source, find_sources
 from lmworks.tokenizer.base import END_OF_TEXT, to_bytes
 from lmworks.tokenizer.bpe import BPETokenizer
-from lmworks.tokenizer.pretokenize import check_pattern
-from lmworks.tokenizer.special import SpecialTokens
+from lmworks.tokenizer.corpus import Corpus, OnFault, TextFeed
+from lmworks.tokenizer.count_state import CountState, open_state
+from lmworks.tokenizer.train_settings import Mode, Progress, TrainSettings
 
-Merges = list[tuple[bytes, bytes]]
-Progress = Callable[[str, int, int], None]
-"""progress(phase, done, total): phase "count" in bytes, then "merge" in merges."""
+SAVE_EVERY_S = 60.0
 
-MAX_THREADS = 1024  # each has a stack and counts of its own; far more exhaust the memory
-BATCH_BYTES = 8 << 20  # of an iterable, handed to the threads together
+_SHOWN_INPUTS = 4
 
 
 def train_bpe(
-    files: Sequence[Path],
+    inputs: str | Path | Sequence[str | Path],
     vocab_size: int,
     *,
-    pattern: str = "gpt2",
-    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    pattern: str | None = None,
+    special_tokens: Sequence[str] | None = None,
+    protected_tokens: Sequence[str] = (),
+    seed_tokens: Sequence[str | bytes] = (),
+    mode: Mode = "reference",
+    initial_alphabet: bool = True,
+    min_frequency: int = 1,
+    max_token_bytes: int | None = None,
+    extend: BPETokenizer | None = None,
+    max_memory: int | str | None = None,
+    spill_dir: str | Path | None = None,
     num_threads: int | None = None,
+    text_field: str = "text",
+    input_form: Form | None = None,
     allow_invalid_utf8: bool = False,
+    on_fault: OnFault | None = None,
+    resume_dir: str | Path | None = None,
+    save_every_s: float = SAVE_EVERY_S,
     progress: Progress | None = None,
 ) -> BPETokenizer:
-    """Train on text files. Special tokens split the text and are never merged across.
+    """Train on files, directories, globs, URLs or standard input (`-`); see base/sources.py.
 
-    The vocabulary is the 256 bytes, the merges and the special tokens, in this order. It is smaller
-    than `vocab_size` when the corpus has no more pairs to merge: see the tokenizer's vocab_size.
+    Special and protected tokens split the text, are not learnt and are never merged across. The
+    vocabulary is smaller than `vocab_size` when the corpus has no more pairs to merge: see the
+    tokenizer's vocab_size.
 
     Args:
-        files: text files, each at least one document; memory does not grow with their size.
-        vocab_size: 256 + merges + special tokens.
-        pattern: name of the pre-tokenizer pattern, see pretokenize.PATTERNS.
-        special_tokens: of several that start at one place the longest counts.
+        inputs: text, or JSON lines with a document each, also as .gz and .zst. Memory grows with
+            the number of different pieces, not with the size.
+        vocab_size: of all tokens: bytes, merges, special and protected tokens, seeds.
+        pattern: name of a pre-tokenizer pattern (pretokenize.PATTERNS) or any regular expression of
+            the `regex` package; default: gpt2, or that of the vocabulary to extend.
+        special_tokens: of several that start at one place the longest counts; default:
+            `<|endoftext|>`, or none besides those of the vocabulary to extend.
+        protected_tokens: found in every text, allowed or not, and never cut or merged.
+        seed_tokens: in the vocabulary whatever the corpus holds, and the tokens they are made of.
+        mode: order of ids and ties: "reference", "huggingface", "tiktoken"; see train_settings.py.
+        initial_alphabet: False, in mode "huggingface": bytes that the corpus lacks take no place
+            among the `vocab_size` tokens; they follow behind, for our tokenizers encode any text.
+        min_frequency: rarer pairs are not merged.
+        max_token_bytes: no merge makes a longer token.
+        extend: a vocabulary whose ids, merges and special tokens all stay as they are; new tokens
+            get the ids after them.
+        max_memory: of the counts, in bytes or as "2GB"; beyond it they are kept on the disk.
+        spill_dir: where to; default: the system's temporary folder.
         num_threads: default: the usable cores. The merges are the same for any number.
-        allow_invalid_utf8: train on files that are not UTF-8 as bytes.
+        text_field: of JSON lines.
+        input_form: "text" or "jsonl"; default: by suffix, and text for standard input.
+        allow_invalid_utf8: train on text that is not UTF-8 as bytes.
+        on_fault: called with what is wrong with a file, which is then left out (see corpus.py);
+            default: the first is raised.
+        resume_dir: keeps the counts, so that a killed training goes on where it was and a finished
+            count serves other vocabulary sizes.
+        save_every_s: seconds between saves to `resume_dir`.
         progress: called a few times a second.
 
     Raises:
-        ConfigError: vocab_size has no room for bytes and special tokens, or an unknown pattern.
-        DataError: a file is missing, empty of text, or not UTF-8; a special token is too long or
-            not valid Unicode.
+        ConfigError: a setting cannot be, or does not fit the counts in `resume_dir`.
+        DataError: an input is missing, bad or has changed while it was read, or there is no text.
+        StorageError: counts cannot be written.
     """
-    if not files:
-        raise ConfigError("no files to train a tokenizer on; give at least one text file")
-    trainer, max_merges = _new_trainer(vocab_size, pattern, special_tokens, num_threads)
-    total_bytes = sum(_file_bytes(path) for path in files)
-    done_bytes = 0
-    for path in files:
-        _count_file(trainer, path, allow_invalid_utf8, _report(progress, done_bytes, total_bytes))
-        done_bytes += _file_bytes(path)
-    if trainer.num_pieces == 0:
-        raise DataError(f"empty corpus: no text in {', '.join(map(str, files))}")
-    return _finish(trainer, max_merges, pattern, special_tokens, progress)
+    settings = TrainSettings(
+        vocab_size=vocab_size,
+        pattern=pattern,
+        special_tokens=_specials(special_tokens, extend),
+        protected_tokens=protected_tokens,
+        seed_tokens=seed_tokens,
+        mode=mode,
+        initial_alphabet=initial_alphabet,
+        min_frequency=min_frequency,
+        max_token_bytes=max_token_bytes,
+        extend=extend,
+        max_memory=max_memory,
+        spill_dir=spill_dir,
+        num_threads=num_threads,
+    )
+    sources = _sources(inputs, input_form, on_fault)
+    faults: list[DataError] = []
+
+    def note(err: DataError) -> None:
+        faults.append(err)
+        assert on_fault is not None, "only then faults are taken"
+        on_fault(err)
+
+    with ExitStack() as stack:
+        state: CountState | None = None
+        if resume_dir is not None:
+            counted = _counted(settings, text_field, allow_invalid_utf8)
+            state = stack.enter_context(
+                open_state(Path(resume_dir), counted, sources, save_every_s=save_every_s)
+            )
+        trainer = stack.enter_context(_trainer(settings))
+        if state is not None:
+            state.load(trainer)
+            for message in state.faults:
+                note(DataError(message))
+        Corpus(
+            trainer,
+            settings,
+            sources,
+            text_field=text_field,
+            allow_invalid_utf8=allow_invalid_utf8,
+            on_fault=note if on_fault else None,
+            state=state,
+            progress=progress,
+        ).count()
+        if trainer.num_pieces == 0:
+            raise _empty(sources, faults)
+        return settings.train(trainer, progress)
 
 
 def train_bpe_from_iterator(
     texts: Iterable[str | bytes],
     vocab_size: int,
     *,
-    pattern: str = "gpt2",
-    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    pattern: str | None = None,
+    special_tokens: Sequence[str] | None = None,
+    protected_tokens: Sequence[str] = (),
+    seed_tokens: Sequence[str | bytes] = (),
+    mode: Mode = "reference",
+    initial_alphabet: bool = True,
+    min_frequency: int = 1,
+    max_token_bytes: int | None = None,
+    extend: BPETokenizer | None = None,
+    max_memory: int | str | None = None,
+    spill_dir: str | Path | None = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> BPETokenizer:
     """Like train_bpe, on texts that are documents of their own. Bytes need not be UTF-8."""
-    trainer, max_merges = _new_trainer(vocab_size, pattern, special_tokens, num_threads)
-    batch: list[bytes] = []
-    batch_bytes = done_bytes = 0
-    for text in texts:
-        batch.append(to_bytes(text))
-        batch_bytes += len(batch[-1])
-        if batch_bytes >= BATCH_BYTES:
-            trainer.count_texts(batch)
-            done_bytes += batch_bytes
-            if progress:
+    settings = TrainSettings(
+        vocab_size=vocab_size,
+        pattern=pattern,
+        special_tokens=_specials(special_tokens, extend),
+        protected_tokens=protected_tokens,
+        seed_tokens=seed_tokens,
+        mode=mode,
+        initial_alphabet=initial_alphabet,
+        min_frequency=min_frequency,
+        max_token_bytes=max_token_bytes,
+        extend=extend,
+        max_memory=max_memory,
+        spill_dir=spill_dir,
+        num_threads=num_threads,
+    )
+    if isinstance(texts, str | bytes):
+        raise ConfigError("the texts are one text, not an iterable of texts; pass [text]")
+    with _trainer(settings) as trainer:
+        feed = TextFeed(trainer, settings)
+        done_bytes = 0
+        for number, text in enumerate(texts):
+            if not isinstance(text, str | bytes):
+                raise DataError(
+                    f"text {number} is {type(text).__name__}; each must be str or bytes"
+                )
+            data = to_bytes(text)
+            feed.add(data)
+            done_bytes += len(data)
+            if progress and feed.is_empty:
                 progress("count", done_bytes, 0)
-            batch, batch_bytes = [], 0
-    trainer.count_texts(batch)
-    if trainer.num_pieces == 0:
-        raise DataError("empty corpus: the texts hold no character")
-    return _finish(trainer, max_merges, pattern, special_tokens, progress)
+        feed.flush()
+        if trainer.num_pieces == 0:
+            raise DataError("empty corpus: the texts hold no character")
+        return settings.train(trainer, progress)
 
 
-def _new_trainer(
-    vocab_size: int, pattern: str, special_tokens: Sequence[str], num_threads: int | None
-) -> tuple[_text.BpeTrainer, int]:
-    """A native trainer and the number of merges it may make."""
-    specials = [to_bytes(token) for token in special_tokens]
-    if b"" in specials:
-        raise ConfigError("a special token is empty; each needs at least one character")
-    if len(set(specials)) != len(specials):
-        raise ConfigError(f"special tokens repeat: {list(special_tokens)}; each may occur once")
-    SpecialTokens(dict.fromkeys(special_tokens, 0))  # refuses what the tokenizer would, but now
-    smallest = 256 + len(specials)
-    if vocab_size < smallest:
-        raise ConfigError(
-            f"vocab_size={vocab_size} has no room for 256 bytes and {len(specials)} special "
-            f"tokens; use {smallest} or more"
-        )
-    if vocab_size >= _text.MAX_TOKENS:
-        raise ConfigError(f"vocab_size={vocab_size}; fewer than {_text.MAX_TOKENS} are possible")
-    if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
-        raise ConfigError(f"num_threads={num_threads}; use 1 to {MAX_THREADS}")
-    trainer = _text.BpeTrainer(check_pattern(pattern), specials, num_threads or num_usable_cores())
-    return trainer, vocab_size - smallest
+def _specials(special_tokens: Sequence[str] | None, extend: BPETokenizer | None) -> Sequence[str]:
+    if isinstance(special_tokens, str):
+        raise ConfigError(f"special_tokens={special_tokens!r} is one text; pass a list of them")
+    if special_tokens is not None:
+        return special_tokens
+    return (END_OF_TEXT,) if extend is None else ()
 
 
-def _file_bytes(path: Path) -> int:
+def _sources(
+    inputs: str | Path | Sequence[str | Path], form: Form | None, on_fault: OnFault | None
+) -> list[Source]:
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if not given:
+        raise ConfigError("no files to train a tokenizer on; give at least one text file")
+    sources, faults = find_sources(given, form=form)
+    for fault in faults:
+        if on_fault is None:
+            raise fault
+        on_fault(fault)
+    if not sources:
+        raise faults[0]
+    return sources
+
+
+def _counted(settings: TrainSettings, text_field: str, allow_invalid_utf8: bool) -> dict[str, Any]:
+    """What counts depend on besides the inputs."""
+    return {
+        "pattern": settings.known_pattern,
+        "special and protected tokens": sorted(
+            token.decode("utf-8") for token in settings.splitting_tokens
+        ),
+        "text_field": text_field,
+        "allow_invalid_utf8": allow_invalid_utf8,
+        "normalizes": settings.normalizes,
+    }
+
+
+@contextmanager
+def _trainer(settings: TrainSettings) -> Iterator[_text.BpeTrainer]:
+    """A native trainer; what it writes to the disk is gone afterwards."""
+    if settings.max_memory is None:
+        yield settings.new_trainer(None)
+        return
     try:
-        if not path.is_file():
-            raise DataError(f"{path} is no file; give text files to train a tokenizer on")
-        return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        folder = tempfile.TemporaryDirectory(prefix="lmworks-counts-", dir=settings.spill_dir)
+    except OSError as err:
+        where = os.fspath(settings.spill_dir or tempfile.gettempdir())
+        raise StorageError(f"could not write to {where}: {err.strerror}") from None
+    with folder as name:
+        yield settings.new_trainer(Path(name))
 
 
-def _count_file(
-    trainer: _text.BpeTrainer,
-    path: Path,
-    allow_invalid_utf8: bool,
-    report: Callable[[int, int], None] | None,
-) -> None:
-    try:
-        error_offset = trainer.count_file(os.fsencode(path), allow_invalid_utf8, report)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if error_offset is not None:
-        raise DataError(
-            f"{path} is not UTF-8: invalid byte at offset {error_offset:,}; convert it "
-            "(iconv -f LATIN1 -t UTF-8), or train on the raw bytes with --allow-invalid-utf8 "
-            "(allow_invalid_utf8=True)"
-        )
-
-
-def _report(
-    progress: Progress | None, done_before: int, total: int
-) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, _: progress("count", done_before + done, total)
-
-
-def _finish(
-    trainer: _text.BpeTrainer,
-    max_merges: int,
-    pattern: str,
-    special_tokens: Sequence[str],
-    progress: Progress | None,
-) -> BPETokenizer:
-    report = partial(progress, "merge") if progress else None
-    merges: Merges = trainer.train(max_merges, report)
-    return BPETokenizer.from_merges(merges, pattern=pattern, special_tokens=special_tokens)
+def _empty(sources: Sequence[Source], faults: Sequence[DataError]) -> DataError:
+    names = ", ".join(source.name for source in sources[:_SHOWN_INPUTS])
+    more = f" and {len(sources) - _SHOWN_INPUTS:,} more" if len(sources) > _SHOWN_INPUTS else ""
+    reason = f"; {faults[0]}" if faults else ""
+    return DataError(f"empty corpus: no text in {names}{more}{reason}")

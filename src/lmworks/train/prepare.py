@@ -5,7 +5,6 @@ A preparation that was killed, or a run that starts again, reuses tokenizer and 
 and the settings they were made from are the same (by checksum).
 """
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,10 @@ import yaml
 from lmworks import tokenizer as tokenizers
 from lmworks.base.config import Config, Loaded, load
 from lmworks.base.errors import CheckpointError, ConfigError
-from lmworks.base.storage import part_path, remove_parts, sha256_file, write_json, write_text
+from lmworks.base.storage import remove_parts, sha256_file, write_json, write_text
 from lmworks.data.loader import Loader
 from lmworks.data.pack import pack
-from lmworks.data.read import SEPARATOR, DocumentReader, list_files
+from lmworks.data.read import DocumentReader, list_files
 from lmworks.data.shard import open_shards, read_manifest
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import recipe as recipes
@@ -206,7 +205,7 @@ def _prepare_data(run: RunFolder, recipe: Recipe, say: Say) -> Tokenizer:
     run.data_source.unlink(missing_ok=True)
     files = list_files(recipe.data.files)
     say(f"tokenizer: {recipe.tokenizer.kind} from {len(files)} files")
-    tokenizer = build_tokenizer(recipe, files, run)
+    tokenizer = build_tokenizer(recipe, files)
     tokenizer.save(run.tokenizer)
     shutil.rmtree(run.data, ignore_errors=True)
     report = pack(files, run.data, tokenizer, val_fraction=recipe.data.val_fraction)
@@ -218,7 +217,7 @@ def _prepare_data(run: RunFolder, recipe: Recipe, say: Say) -> Tokenizer:
     return tokenizer
 
 
-def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokenizer:
+def build_tokenizer(recipe: Recipe, files: list[Path]) -> Tokenizer:
     """Train (or load) the tokenizer that the recipe asks for, on the text of `files`."""
     config = recipe.tokenizer
     match config:
@@ -229,13 +228,12 @@ def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokeni
 
             return ByteTokenizer()
         case recipes.BPETokenizer():
-            with _plain_text(files, run) as texts:
-                return tokenizers.train_bpe(
-                    texts,
-                    config.vocab_size,
-                    pattern=config.pattern,
-                    special_tokens=config.special_tokens,
-                )
+            return tokenizers.train_bpe(
+                files,
+                config.vocab_size,
+                pattern=config.pattern,
+                special_tokens=config.special_tokens,
+            )
         case recipes.CharTokenizer():
             from lmworks.tokenizer.char import CharTokenizer
 
@@ -245,22 +243,6 @@ def build_tokenizer(recipe: Recipe, files: list[Path], run: RunFolder) -> Tokeni
 
             words = (document.text for document in DocumentReader(files))
             return WordTokenizer.train(words, vocab_size=config.vocab_size)
-
-
-@contextlib.contextmanager
-def _plain_text(files: list[Path], run: RunFolder) -> Iterator[list[Path]]:
-    """Files of plain text only; documents of other formats go to a temporary file."""
-    if all(file.suffix == ".txt" for file in files):
-        yield files
-        return
-    part = part_path(run.path / "corpus")
-    try:
-        with part.open("w", encoding="utf-8") as out:
-            for document in DocumentReader(files):
-                out.write(document.text + SEPARATOR)
-        yield [part]
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _describe_source(recipe: Recipe, data: TextData) -> dict[str, Any]:

@@ -176,9 +176,11 @@ def test_file_that_is_not_utf8_is_allowed_as_bytes(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(256) == b"\xff\xfe"
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "."])
-def test_path_that_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="is no file"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing.txt", "no such file"), (".", "no text file in this directory")]
+)
+def test_path_that_holds_no_text_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         train_bpe([tmp_path / name], 300)
 
 
