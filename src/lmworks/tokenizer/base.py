@@ -18,7 +18,7 @@ from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.machine import num_usable_cores
 from lmworks.base.storage import write_text
 from lmworks.tokenizer.special import SpecialSet, SpecialTokens
-from lmworks.tokenizer.stream import StreamDecoder, encode_each, encode_stream
+from lmworks.tokenizer.stream import StreamDecoder, check_is_several, encode_each, encode_stream
 from lmworks.tokenizer.template import Template
 
 if TYPE_CHECKING:
@@ -189,11 +189,7 @@ class Tokenizer(ABC):
         Raises:
             DataError: a forbidden special token, with the number of its text.
         """
-        if isinstance(texts, str | bytes):
-            raise ConfigError(
-                f"texts is one {type(texts).__name__}, not a sequence of them; "
-                "encode() takes one text, or pass [text]"
-            )
+        check_is_several(texts)
         if num_threads is None:
             num_threads = num_usable_cores()
         if num_threads < 1:

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from lmworks.base.errors import DataError
+from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.machine import num_usable_cores
 
 if TYPE_CHECKING:
@@ -88,17 +88,17 @@ def encode_each(
     *,
     dtype: "IdType",
     num_threads: int | None,
-    read_ahead_chars: int = READ_AHEAD_CHARS,
     **specials: Unpack[_Specials],
 ) -> "Iterator[Ids]":
-    """An array for each of `texts`, holding about `read_ahead_chars` per thread of them at a time.
+    """An array for each of `texts`, holding about READ_AHEAD_CHARS per thread of them at a time.
 
     Raises:
         DataError: a forbidden special token, after the arrays of all texts before that one.
     """
+    check_is_several(texts)
     num_threads = num_usable_cores() if num_threads is None else num_threads
     num_done = 0
-    for block in _blocks(texts, read_ahead_chars * num_threads):
+    for block in _blocks(texts, READ_AHEAD_CHARS * num_threads):
         try:
             ids, starts = tokenizer.encode_batch_to_numpy(
                 block, dtype=dtype, num_threads=num_threads, **specials
@@ -114,6 +114,15 @@ def encode_each(
             # A copy, so that one text that is kept does not keep its whole block.
             yield ids[int(starts[i]) : int(starts[i + 1])].copy()
         num_done += len(block)
+
+
+def check_is_several(texts: object) -> None:
+    """ConfigError for one text where several are wanted: its characters would count as texts."""
+    if isinstance(texts, str | bytes):
+        raise ConfigError(
+            f"texts is one {type(texts).__name__}, not a sequence of them; "
+            "encode() takes one text, or pass [text]"
+        )
 
 
 def _blocks(texts: Iterable[str | bytes], max_chars: int) -> Iterator[list[str | bytes]]:

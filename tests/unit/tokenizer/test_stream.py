@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmworks.base.errors import DataError
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
@@ -124,3 +125,11 @@ def test_a_byte_that_begins_no_character_is_replaced_at_once() -> None:
     decoder = ByteTokenizer().stream_decoder()
     assert decoder.feed(0xFF) == "\ufffd"
     assert decoder.feed(0xC3) + decoder.feed(ord("a")) == "\ufffda"
+
+
+def test_an_id_that_is_no_token_is_refused_and_the_stream_goes_on() -> None:
+    decoder = ByteTokenizer().stream_decoder()
+    assert decoder.feed(0xC3) == ""
+    with pytest.raises(DataError, match="token id 999"):
+        decoder.feed(999)
+    assert decoder.feed(0xA9) == "é"
