@@ -58,9 +58,10 @@ struct Vocabulary {
 };
 
 std::string random_text(std::mt19937& rng) {
-  static const std::string kParts[] = {"a",      "b",    "e",  " ",    "\n",      "'",
-                                       "x",      "aaeb", "12", "中",   "é",       "<|e|>",
-                                       "<|e|><", "<",    "|",  "\xff", "\xe4\xb8"};
+  static const std::string kParts[] = {"a",      "b",    "e",    " ",       "\n", "'",     "x",
+                                       "A",      "aaeb", "12",   "中",      "é",  "々",    "゛",
+                                       "\u3040", "⺀",   "\x01", "\u0301",  "/",  "<|e|>", "<|e|><",
+                                       "<",      "|",    "\xff", "\xe4\xb8"};
   std::string text;
   for (size_t n = rng() % (rng() % 8 == 0 ? 3000 : 120); n > 0; --n) {
     text += kParts[rng() % std::size(kParts)];

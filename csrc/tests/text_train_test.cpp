@@ -21,19 +21,12 @@ void check(bool condition, const char* claim) {
 
 // Words, white space, digits, marks and broken UTF-8, so that every branch is taken.
 std::string random_text(std::mt19937& rng, size_t max_parts) {
-  static const std::string kParts[] = {"a",        "B",
-                                       " ",        "\n",
-                                       "\r",       "'",
-                                       "'s",       "'LL",
-                                       "7",        "x y",
-                                       "é",        "ſ",
-                                       "中",       "ʰ",
-                                       "́",         "!",
-                                       "/",        "\u00a0",
-                                       "👍",       "\xff",
-                                       "\xc3",     "\xe2\x82",
-                                       "\xf0\x9f", "<|e|>",
-                                       "the",      "abcdefghijklmnopqrstuvwxyz"};
+  // clang-format off
+  static const std::string kParts[] = {
+      "a", "B", " ", "\n", "\r", "'", "'s", "'LL", "7", "x y", "é", "ſ", "中", "ʰ", "\u0301", "!",
+      "/", "\u00a0", "👍", "\xff", "\xc3", "\xe2\x82", "\xf0\x9f", "<|e|>", "the", "゛",
+      "\u3040", "々", "⺀", "\x01", "abcdefghijklmnopqrstuvwxyz"};
+  // clang-format on
   std::string text;
   for (size_t n = rng() % (max_parts + 1); n > 0; --n) text += kParts[rng() % std::size(kParts)];
   return text;

@@ -12,6 +12,17 @@ bool ends_in_space(const uint8_t* begin, const uint8_t* end) {
   return classify(p, end).cls & kAnySpace;
 }
 
+// End of the text without a character at its end of which bytes may be missing.
+const uint8_t* end_of_whole_characters(const uint8_t* begin, const uint8_t* end) {
+  for (const uint8_t* p = end; p > begin && end - p < 3;) {
+    const uint8_t lead = *--p;
+    if ((lead & 0xC0) == 0x80) continue;
+    const int size = lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    return end - p < size ? p : end;
+  }
+  return end;
+}
+
 }  // namespace
 
 SpecialMatcher::SpecialMatcher(std::span<const std::string_view> tokens)
@@ -87,12 +98,14 @@ bool SpecialMatcher::Query::find(const uint8_t* text, size_t size, size_t from, 
 
 // A piece is final once the scanner's choice cannot depend on bytes past the end of the text. From
 // the start of a piece every pattern looks at most to the end of the run of letters and marks, of
-// symbols and line ends, of digits, or of white space that holds the piece's last character, and,
-// when that run ends before the text does, at the one character (a contraction: three) after it.
-// The text after a piece that looked up to the end of the text is therefore the rest of one such
-// run, and that rest is at most one more piece: after a cased word of o200k an upper-case rest,
-// after the line ends of cl100k the blanks behind them, after a word or an apostrophe the letters
-// of an unfinished contraction. So all pieces but the last two are final.
+// ideographs, of symbols and line ends, of controls, of digits, or of white space that holds the
+// piece's last character, and, when that run ends before the text does, at the one character (a
+// contraction: three) after it. The text after a piece that looked up to the end of the text is
+// therefore the rest of one such run, and that rest is at most one more piece: after a cased word
+// of o200k an upper-case rest, after the line ends of cl100k the blanks behind them, after a word
+// or an apostrophe the letters of an unfinished contraction. So all pieces but the last two are
+// final. That holds of whole characters only (those of an unfinished one are symbols until it is
+// complete): what may be the beginning of one is left out.
 //
 // The prefix is encoded on its own, so its last piece must also be what it is without the text
 // after it. Only white space looks at what follows (\s+(?!\S), \s++$): never cut behind white
@@ -109,6 +122,7 @@ size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pat
     begin = match.end;
   }
   if (!pattern) return end;
+  end = end_of_whole_characters(text + begin, text + end) - text;
   // The last three borders, and the last good one before each of them.
   size_t good[3] = {begin, begin, begin};
   for_each_piece(*pattern, text + begin, end - begin, [&](const uint8_t* piece, size_t length) {

@@ -38,8 +38,39 @@ def gpt2() -> BPETokenizer:
 def texts() -> st.SearchStrategy[str]:
     """Text made of awkward fragments and of any assigned characters."""
     blanks = (" ", "  ", "\n", "\r\n", " \n ", "\t", "\u3000", "\xa0")
-    words = ("a", "A", "ABあ", "CC", "d", "é", "中", "1", "23", "'", "'r", "'LL", "'ſ", "/", "!")
-    marks = ("e\u0301", "\u0301", "\u1161", "\u11a8", "\u1100", "\ufffd", "🙂", "👩\u200d👧")
+    words = (
+        "a",
+        "A",
+        "ABあ",
+        "CC",
+        "d",
+        "é",
+        "中",
+        "1",
+        "23",
+        "'",
+        "'r",
+        "'LL",
+        "'ſ",
+        "/",
+        "!",
+        "$",
+        "゛",
+        "々",
+        "⺀",
+    )
+    marks = (
+        "\x01",
+        "\u3040",
+        "e\u0301",
+        "\u0301",
+        "\u1161",
+        "\u11a8",
+        "\u1100",
+        "\ufffd",
+        "🙂",
+        "👩\u200d👧",
+    )
     specials = ("<|", "endoftext", "|>", "<|end", *SPECIALS)
     fragments = st.sampled_from([*CORPUS.split(" "), *blanks, *words, *marks, *specials])
     assigned = st.text(st.characters(exclude_categories=["Cs", "Cn", "Co"]), max_size=5)

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmworks import _text
 from lmworks.base.errors import DataError
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
 from lmworks.tokenizer.char import CharTokenizer
+from lmworks.tokenizer.pretokenize import PATTERNS
 from lmworks.tokenizer.stream import encode_stream
 from lmworks.tokenizer.word import WordTokenizer
 
@@ -62,19 +64,31 @@ def test_chunk_borders_do_not_change_ids_of_other_kinds(kind: str, texts: Any) -
     check_stream(tokenizers[kind], texts, "all")
 
 
-@pytest.mark.parametrize("pattern", ["cl100k", "o200k"])
+@pytest.mark.parametrize("pattern", PATTERNS)
 @given(
-    text=st.text(alphabet="Aaあ\u0301ǅ' \n\r1!/rlLeEſ", max_size=24),
+    text=st.text(alphabet="Aaあ中゛々〇⺀\u3040\x01\u0301ǅ' \n\r1!/rlLeEſ", max_size=24),
     cut=st.integers(0, 24),
 )
 def test_what_is_called_stable_is_stable(pattern: str, text: str, cut: int) -> None:
     words = WordTokenizer([b"a"], pattern=pattern)
     head = text[: cut % (len(text) + 1)]
     ready, _ = words.stable_prefix(head, allowed_special=(), disallowed_special=())
-    from lmworks import _text
-
     pieces = _text.split(ready.encode(), pattern)
     assert _text.split(text.encode(), pattern)[: len(pieces)] == pieces
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@given(
+    text=st.text(alphabet="Aaあ中゛々⺀\u3040\x01\u0301ǅé' \n1!/rlſ👍", max_size=16).map(
+        str.encode
+    ),
+    cut=st.integers(0, 80),
+)
+def test_pieces_are_stable_where_bytes_are_cut(pattern: str, text: bytes, cut: int) -> None:
+    head = text[: cut % (len(text) + 1)]
+    ready = head[: _text.SpecialSplitter([]).cut(head, b"", pattern)]
+    pieces = _text.split(ready, pattern)
+    assert _text.split(text, pattern)[: len(pieces)] == pieces
 
 
 def test_a_surrogate_pair_cut_in_two_is_one_character(gpt2: BPETokenizer) -> None:
