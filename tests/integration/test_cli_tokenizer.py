@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmworks.cli.main import main
-from lmworks.tokenizer import load
+from lmworks.tokenizer import ByteTokenizer, load
+from lmworks.tokenizer.template import Template
 
 TEXT = "The quick brown fox jumps over the lazy dog. The end.\n" * 40
 
@@ -167,3 +168,34 @@ def test_bad_input_is_one_plain_line_and_writes_nothing(
     assert error.startswith("error: ")
     assert message in error
     assert not out.exists()
+
+
+def test_encode_prints_offsets_and_the_template_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.json"
+    byte = ByteTokenizer(["<s>"])
+    byte.save(file)
+    assert main(["tokenizer", "encode", str(file), "a", "--template"]) == 2
+    assert "has no template" in capsys.readouterr().err
+    byte.template = Template.around(bos_id=256)
+    byte.save(file)
+    assert main(["tokenizer", "encode", str(file), "aé", "--template"]) == 0
+    assert capsys.readouterr().out == "256 97 195 169\n"
+    assert main(["tokenizer", "encode", str(file), "aé", "--template", "--offsets"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "256 0 0 '<s>'",
+        "97 0 1 'a'",
+        "195 1 2 '\\\\xc3'",
+        "169 1 2 '\\\\xa9'",
+    ]
+    assert main(["tokenizer", "inspect", str(file)]) == 0
+    assert "template     <s> A; of a pair <s> A <s> B\n" in capsys.readouterr().out
+
+
+def test_inspect_names_only_a_few_of_many_special_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ByteTokenizer([f"<{i}>" for i in range(1000)]).save(tmp_path / "t.json")
+    assert main(["tokenizer", "inspect", str(tmp_path / "t.json"), "--tokens", "2"]) == 0
+    assert "specials     <0> 256, <1> 257, ... 1,000 in all\n" in capsys.readouterr().out

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from lmworks.base.config import suggest
 from lmworks.base.errors import ConfigError, DataError
 
 MAX_LINE_BYTES = 1 << 30
@@ -152,6 +151,8 @@ def _field_of(line: str, field: str, where: str) -> str:
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(value).__name__}")
     if field not in value:
+        from lmworks.base.config import suggest
+
         keys = [str(key) for key in value][:_SHOWN_KEYS]
         hint = suggest(field, keys) if keys else "; the object is empty"
         raise DataError(

@@ -1,10 +1,17 @@
 """`lmworks tokenizer train|encode|decode|compare|inspect`: text to token ids and back."""
 
 import sys
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmworks.cli import tokenizer_train
 from lmworks.cli.parser import make_parser, pattern_names, positive_int
+
+if TYPE_CHECKING:
+    from lmworks.tokenizer.base import Tokenizer
+    from lmworks.tokenizer.template import Template, TemplateItem
 
 _HELP = """usage: lmworks tokenizer COMMAND [options]
 
@@ -49,40 +56,72 @@ def _encode(argv: list[str]) -> int:
     add("tokenizer", type=Path, metavar="TOKENIZER", help="tokenizer file")
     add("text", nargs="?", help="text to encode (default: --file, or standard input)")
     add("--file", type=Path, help="encode this file")
-    add("--show", action="store_true", help="print the pieces in colour instead of the ids")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--show", action="store_true", help="print the pieces in colour instead")
+    form.add_argument(
+        "--offsets",
+        action="store_true",
+        help="print each token on a line: id, the characters that it stands for, text",
+    )
     add("--special", action="store_true", help="special tokens in the text are tokens")
+    add("--template", action="store_true", help="put the template's tokens around the text")
     args = parser.parse_args(argv)
 
     from lmworks.base.errors import ConfigError
     from lmworks.tokenizer import load
-    from lmworks.tokenizer.base import to_bytes
     from lmworks.tokenizer.compare import read_text
 
     if args.text is not None and args.file is not None:
         raise ConfigError("give a text or --file, not both")
     tokenizer = load(args.tokenizer)
+    if args.template and tokenizer.template is None:
+        raise ConfigError(f"{args.tokenizer}: this tokenizer has no template")
     if args.text is not None:
         text: str | bytes = args.text
     else:
         text = read_text(args.file) if args.file else sys.stdin.buffer.read()
     allowed = tokenizer.special_tokens if args.special else ()
-    ids = tokenizer.encode(text, allowed_special=allowed, disallowed_special=())
-    if not args.show:
+    if not (args.offsets or args.template):
+        ids = tokenizer.encode(text, allowed_special=allowed, disallowed_special=())
+        spans = None
+    else:
+        rows = tokenizer.prepare(
+            text,
+            add_template=args.template,
+            with_offsets=args.offsets,
+            allowed_special=allowed,
+            disallowed_special=(),
+        )
+        ids = rows.flat_ids.tolist()
+        spans = rows.offsets[0].tolist() if args.offsets else None
+    if spans is not None:
+        for token_id, (begin, end) in zip(ids, spans, strict=True):
+            print(f"{token_id} {begin} {end} {_piece(tokenizer, token_id)!r}")
+    elif args.show:
+        _print_pieces(tokenizer, ids, text)
+    else:
         print(*ids)
-        return 0
+    return 0
+
+
+def _piece(tokenizer: "Tokenizer", token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
+
+
+def _print_pieces(tokenizer: "Tokenizer", ids: list[int], text: str | bytes) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from lmworks.tokenizer.base import to_bytes
+
     shown = Text()
     for i, token_id in enumerate(ids):
-        piece = tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
-        shown.append(piece.replace("\n", "⏎\n"), _COLORS[i % len(_COLORS)])
+        shown.append(_piece(tokenizer, token_id).replace("\n", "⏎\n"), _COLORS[i % len(_COLORS)])
     console = Console(highlight=False)
     console.print(shown)
     size_bytes = len(to_bytes(text))
     ratio = f", {size_bytes / len(ids):.2f} bytes/token" if ids else ""
     console.print(f"{len(ids):,} tokens, {size_bytes:,} bytes{ratio}")
-    return 0
 
 
 def _decode(argv: list[str]) -> int:
@@ -161,14 +200,17 @@ def _inspect(argv: list[str]) -> int:
     from lmworks.tokenizer import load
     from lmworks.tokenizer.inspection import inspect
 
-    facts = inspect(load(args.tokenizer), num_shown=args.tokens)
+    tokenizer = load(args.tokenizer)
+    facts = inspect(tokenizer, num_shown=args.tokens)
     unused = f", {facts.num_unused_ids:,} ids unused" if facts.num_unused_ids else ""
     rows = {
         "kind": facts.kind + (f", pattern {facts.pattern}" if facts.pattern else ""),
         "vocabulary": f"{facts.vocab_size:,} tokens{unused}",
         "mean length": f"{facts.mean_token_bytes:.2f} bytes",
         "coverage": f"{facts.num_utf8_tokens:,} tokens are whole characters, others parts",
-        "specials": ", ".join(f"{name} {i}" for name, i in facts.special_tokens.items()) or "none",
+        "specials": _few(facts.special_tokens, args.tokens),
+        **({"added": _few(facts.added_tokens, args.tokens)} if facts.added_tokens else {}),
+        **({"template": _template_text(tokenizer, facts.template)} if facts.template else {}),
         "longest": ", ".join(f"{token!r} {i}" for i, token in facts.longest_tokens),
         "merges": f"{facts.num_merges:,}"
         + "".join(f"\n{'':13}{left!r} + {right!r}" for left, right in facts.first_merges),
@@ -177,3 +219,18 @@ def _inspect(argv: list[str]) -> int:
     for name, value in rows.items():
         print(f"{name:<13}{value}")
     return 0
+
+
+def _few(tokens: Mapping[str, int], num_shown: int) -> str:
+    shown = [f"{name} {token_id}" for name, token_id in islice(tokens.items(), num_shown)]
+    if len(tokens) > num_shown:
+        shown.append(f"... {len(tokens):,} in all")
+    return ", ".join(shown) or "none"
+
+
+def _template_text(tokenizer: "Tokenizer", template: "Template") -> str:
+    def text(items: "tuple[TemplateItem, ...]") -> str:
+        sources = (item.source for item in items)
+        return " ".join(s if isinstance(s, str) else _piece(tokenizer, s) for s in sources)
+
+    return f"{text(template.single)}; of a pair {text(template.pair)}"

@@ -119,7 +119,13 @@ class DocumentReader:
             raise DataError(f"{err}; {used}") from None
 
     def _all_documents(self, source: Source, raw: IO[bytes]) -> Iterator[Document]:
-        blocks = read_blocks(source.name, raw, source.compression, _BLOCK_BYTES)
+        blocks = read_blocks(
+            source.name,
+            raw,
+            source.compression,
+            _BLOCK_BYTES,
+            is_remote=source.remote is not None,
+        )
         if source.form == "text":
             return _text_documents(source.name, blocks)
         return _json_documents(source.name, split_lines(source.name, blocks), self.text_field)

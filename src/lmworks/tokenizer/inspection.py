@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.template import Template
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Inspection:
     fingerprint: str
     pattern: str | None
     special_tokens: dict[str, int]
+    added_tokens: dict[str, int]
+    template: Template | None
     longest_tokens: list[tuple[int, bytes]]
     mean_token_bytes: float
     first_merges: list[tuple[bytes, bytes]]
@@ -40,6 +43,8 @@ def inspect(tokenizer: Tokenizer, *, num_shown: int = 10) -> Inspection:
         fingerprint=tokenizer.fingerprint,
         pattern=tokenizer.pattern,
         special_tokens=tokenizer.special_tokens,
+        added_tokens=tokenizer.added_tokens,
+        template=tokenizer.template,
         longest_tokens=sorted(tokens, key=lambda item: (-len(item[1]), item[0]))[:num_shown],
         mean_token_bytes=sum(len(token) for _, token in tokens) / len(tokens),
         first_merges=merges[:num_shown],

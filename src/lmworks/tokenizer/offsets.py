@@ -117,15 +117,20 @@ def _in_characters(spans: "Spans", text: str | bytes, data: bytes) -> "Spans":
     """Character spans in `text` for byte spans in `data`, its UTF-8 form."""
     if data.isascii() or not len(spans):
         return spans
+    import numpy as np
+
     try:
-        decoded = data.decode("utf-8")
+        num_chars = len(data.decode("utf-8"))
     except UnicodeDecodeError as err:
         raise DataError(
             f"the text is not UTF-8 at byte {err.start}, so its characters cannot be counted; "
             "pass unit='byte'"
         ) from None
-    spans = _characters_of(spans, decoded)
-    if isinstance(text, str) and len(text) != len(decoded):
+    is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
+    # How many characters begin up to and with each byte.
+    count = np.cumsum(is_first, dtype=np.int32 if num_chars < 1 << 31 else np.int64)
+    spans = np.stack([count[spans[:, 0]] - 1, count[spans[:, 1] - 1]], axis=1).astype(np.int64)
+    if isinstance(text, str) and len(text) != num_chars:
         spans = _places_with_surrogates(text)[spans]
     return spans
 
