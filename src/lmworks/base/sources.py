@@ -189,7 +189,7 @@ def _expand(item: str, form: Form | None, faults: list[DataError]) -> Iterator[S
     elif _URL.match(item) and not os.path.lexists(item):
         yield from _expand_url(item, form)
     elif _GLOB.search(item) and not os.path.lexists(item):
-        yield from (_local(path, form) for path in _expand_glob(item))
+        yield from _expand_glob(item, form, faults)
     elif Path(item).is_dir():
         num_faults = len(faults)
         files = files_under(Path(item), faults)
@@ -208,15 +208,20 @@ def no_text_file(folder: str | Path) -> DataError:
     )
 
 
-def _expand_glob(pattern: str) -> list[Path]:
+def _expand_glob(pattern: str, form: Form | None, faults: list[DataError]) -> Iterator[Source]:
     matches = sorted(glob.glob(pattern, recursive=True))
-    files = [Path(match) for match in matches if not os.path.isdir(match)]
+    # A link that leads nowhere is a fault; a directory or a pipe is no file and passed over.
+    files = [Path(m) for m in matches if os.path.isfile(m) or not os.path.exists(m)]
     if not files:
-        what = "matches directories only" if matches else "matches no file"
+        what = "matches no regular file" if matches else "matches no file"
         raise DataError(
             f"{pattern}: {what}; name a directory, or a glob of files such as '**/*.txt'"
         )
-    return files
+    for path in files:
+        try:
+            yield _local(path, form)
+        except DataError as err:
+            faults.append(err)
 
 
 def _local(path: Path, form: Form | None) -> Source:

@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     _check(args)
 
+    from lmworks.base.errors import LmworksError
     from lmworks.base.storage import check_writable
     from lmworks.tokenizer import save
 
@@ -51,8 +52,11 @@ def main(argv: list[str]) -> int:
         if args.resume_dir:
             print("the same command again goes on from the last save", file=sys.stderr)
         raise
-    finally:
-        print_faults(faults)
+    except LmworksError:
+        # The error tells of a single fault itself.
+        print_faults(faults if len(faults) > 1 else [])
+        raise
+    print_faults(faults)
     save(tokenizer, args.out, format=args.format)
     _print_result(args, tokenizer, bars.done_bytes, time.monotonic() - start_s)
     return FAULTS_STATUS if faults and args.on_error == "fail" else 0

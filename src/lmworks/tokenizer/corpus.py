@@ -172,7 +172,7 @@ class Corpus:
 
     def _count_json_lines(self, source: Source, raw: IO[bytes], blocks: Iterable[bytes]) -> None:
         number, offset = self._position.line, self._position.offset
-        bad = _BadLines(source.name, self._on_fault is not None)
+        bad = _BadLines(may_go_on=self._on_fault is not None)
         try:
             for line in split_lines(source.name, blocks):
                 number += 1
@@ -189,12 +189,8 @@ class Corpus:
                 offset += len(line)
                 self._after(source, raw, offset, number)
         except DataError as err:
-            if bad.first is not None and err is not bad.first:
-                raise DataError(f"{err}; {bad.summary()}") from None
-            raise self._with_use(
-                err, f"{bad.num_good:,} lines before that are used", offset
-            ) from None
-        if bad.first is not None:
+            raise DataError(bad.why_it_ends(err)) from None
+        if bad.num_bad:
             raise DataError(bad.summary())
 
     def _after(self, source: Source, raw: IO[bytes], offset: int, line: int) -> None:
@@ -385,24 +381,34 @@ def _json_texts(name: str, blocks: Iterable[bytes], text_field: str) -> Iterator
 class _BadLines:
     """Lines of one JSON file that are left out."""
 
-    def __init__(self, name: str, may_go_on: bool) -> None:
-        self._name = name
+    def __init__(self, *, may_go_on: bool) -> None:
         self._may_go_on = may_go_on
-        self._num_bad = 0
-        self.num_good = 0
-        self.first: DataError | None = None
+        self._first: DataError | None = None
+        self.num_bad = self.num_good = 0
 
     def add(self, err: DataError) -> None:
         """Take note of one more, or raise the first if there is no point in going on."""
-        self.first = self.first or err
-        self._num_bad += 1
-        if not self._may_go_on or (self._num_bad >= GIVE_UP_LINES and not self.num_good):
-            raise self.first
+        self._first = self._first or err
+        self.num_bad += 1
+        if not self._may_go_on or self._is_hopeless():
+            raise self._first
 
     def summary(self) -> str:
-        """The first of them, and how many there are."""
-        others = f" and {self._num_bad - 1:,} more lines" if self._num_bad > 1 else ""
-        return f"{self.first}{others}; left out, {self.num_good:,} lines are used"
+        """The first of them, how many there are, and what is used nevertheless."""
+        others = f" and {self.num_bad - 1:,} more bad lines are" if self.num_bad > 1 else " line is"
+        return f"{self._first}; this{others} left out, {self.num_good:,} lines are used"
+
+    def why_it_ends(self, err: DataError) -> str:
+        """The message for a file that is not read further because of `err`."""
+        if not self._may_go_on:
+            return str(err)
+        if err is self._first and self._is_hopeless():
+            return f"{err}; the first {self.num_bad:,} lines are all bad: the file is left out"
+        bad = f"; {self.summary()}" if self.num_bad else ""
+        return f"{err}; {self.num_good:,} lines before that are used{bad}"
+
+    def _is_hopeless(self) -> bool:
+        return self.num_bad >= GIVE_UP_LINES and not self.num_good
 
 
 def _skip(blocks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:

@@ -72,7 +72,12 @@ def test_a_glob_gives_files_of_any_suffix(tmp_path: Path) -> None:
     for name in ("a.md", "b/c.py", "b/d.txt"):
         write(tmp_path / name)
     assert names(tmp_path, f"{tmp_path}/**/*.[mp]*") == ["a.md", "b/c.py"]
+    os.mkfifo(tmp_path / "pipe.md")
     assert names(tmp_path, f"{tmp_path}/*") == ["a.md"]
+    (tmp_path / "gone.md").symlink_to(tmp_path / "nowhere")
+    sources, (fault,) = find_sources([f"{tmp_path}/*.md"])
+    assert [source.name for source in sources] == [str(tmp_path / "a.md")]
+    assert "gone.md: cannot be read" in str(fault)
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
@@ -173,7 +178,7 @@ def test_what_is_named_must_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="matches no file"):
         find_sources([f"{tmp_path}/*.md"])
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="matches directories only"):
+    with pytest.raises(DataError, match="matches no regular file"):
         find_sources([f"{tmp_path}/f*"])
     with pytest.raises(DataError, match=r"no text file in this directory; allowed: \.txt"):
         find_sources([tmp_path / "folder"])

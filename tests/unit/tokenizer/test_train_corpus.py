@@ -191,7 +191,7 @@ def test_bad_lines_are_left_out_and_told_once_a_file(tmp_path: Path) -> None:
     assert train_bpe(tmp_path, VOCAB_SIZE, on_fault=faults.append).fingerprint == expected()
     (fault,) = faults
     assert "a.jsonl:4: not valid JSON" in str(fault)
-    assert "and 1 more lines; left out, 120 lines are used" in str(fault)
+    assert "this and 1 more bad lines are left out, 120 lines are used" in str(fault)
 
 
 def test_a_file_of_bad_lines_alone_is_given_up(tmp_path: Path) -> None:
@@ -201,6 +201,7 @@ def test_a_file_of_bad_lines_alone_is_given_up(tmp_path: Path) -> None:
     train_bpe(tmp_path, VOCAB_SIZE, on_fault=faults.append)
     (fault,) = faults
     assert "b.jsonl:1: no field 'text'" in str(fault)
+    assert str(fault).endswith("the first 1,000 lines are all bad: the file is left out")
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zst])
