@@ -147,6 +147,9 @@ class FileBlocks {
       const std::string_view text(buffer.data(), filled);
       cut = filled < wanted ? filled : last_cut(text, std::min(searched, filled));
       searched = before;
+      if (cut == 0 && filled >= kMaxUncutBytes) {
+        throw std::system_error(EFBIG, std::generic_category(), path_);
+      }
     } while (cut == 0 && filled == wanted);
     rest_.assign(buffer.data() + cut, buffer.data() + filled);
     block.size = cut;
@@ -208,6 +211,8 @@ class FileBlocks {
   }
 
   static constexpr size_t kFirstLookBack = 512;
+  // Of text without a place to cut, in memory at once: a sparse file of zeros must not fill it.
+  static constexpr size_t kMaxUncutBytes = size_t{1} << 30;
 
   const std::string path_;
   const SpecialFinder& specials_;

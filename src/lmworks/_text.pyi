@@ -29,7 +29,8 @@ class BpeTrainer:
     ) -> int | None:
         """Offset of the first byte that is not UTF-8, or None.
 
-        OSError if the file cannot be read; with errno ESTALE if it changed while it was read.
+        OSError if the file cannot be read; with errno ESTALE if it changed while it was read, EFBIG
+        if more than 1 GiB of it has no place to cut.
         """
     def count_texts(self, texts: list[bytes]) -> None: ...
     def count_pieces(self, text: bytes, ends: NDArray[np.uint64]) -> None:

@@ -119,6 +119,8 @@ class Corpus:
         except OSError as err:
             if err.errno == errno.ESTALE:
                 source.check_unchanged()
+            if err.errno == errno.EFBIG:
+                raise self._cutter.no_place(source.name) from None
             raise DataError(f"{source.name}: cannot be read ({err.strerror})") from None
         if error_offset is not None:
             raise _not_utf8(source, error_offset)
@@ -287,9 +289,7 @@ class Cutter:
                 wanted_bytes, tried_bytes = max(READ_BYTES, held_bytes + 1), 0
                 continue
             if held_bytes > MAX_UNCUT_BYTES:
-                raise DataError(
-                    f"{name}: no place to cut in {held_bytes:,} bytes: {self._what_is_missing()}"
-                )
+                raise self.no_place(name)
             # Twice as much before the next look, so that looking stays linear.
             held, wanted_bytes = [text], 2 * held_bytes
             tried_bytes = max(0, held_bytes - self._reach)
@@ -330,12 +330,14 @@ class Cutter:
             cut = match.end()
         return cut
 
-    def _what_is_missing(self) -> str:
+    def no_place(self, name: str) -> DataError:
+        """The error for a text that would have to be in memory as a whole."""
+        what = f"{name}: no place to cut in more than {MAX_UNCUT_BYTES:,} bytes"
         if self._has_native_pattern:
-            return "no line break and no blank between letters; is it text?"
-        return (
-            "a pattern of your own may look at the whole text, which is cut at special tokens "
-            "only; put one between documents, or give the documents as JSON lines"
+            return DataError(f"{what}: no line break and no blank between letters; is it text?")
+        return DataError(
+            f"{what}: a pattern of your own may look at the whole text, which is cut at special "
+            "tokens only; put one between documents, or give the documents as JSON lines"
         )
 
 
