@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     [
         ("01_train_a_tokenizer.py", "out", "saved in out"),
         ("02_train_by_hand.py", "3", "step 2  loss"),
+        ("03_tokens_and_text.py", "Elliot", "tokens of 'Elliot'"),
     ],
 )
 def test_example_runs(tmp_path: Path, program: str, argument: str, output: str) -> None:
@@ -24,5 +25,9 @@ def test_example_runs(tmp_path: Path, program: str, argument: str, output: str) 
 
 def test_every_example_is_tested_and_short() -> None:
     programs = sorted(EXAMPLES.glob("*.py"))
-    assert [p.name for p in programs] == ["01_train_a_tokenizer.py", "02_train_by_hand.py"]
+    assert [p.name for p in programs] == [
+        "01_train_a_tokenizer.py",
+        "02_train_by_hand.py",
+        "03_tokens_and_text.py",
+    ]
     assert all(len(p.read_text().splitlines()) < 80 for p in programs)

@@ -84,7 +84,8 @@ class GrowingText:
     def num_stable_ids(self) -> int:
         """How many ids no appended text can change any more (a model may have read them)."""
         self._update()
-        return self._id_starts[-1]
+        ready, _ = self._stable_prefix(self._tail[0])
+        return self._id_starts[-1] + len(self._encode(ready))
 
     def append(self, text: str) -> None:
         """Put `text` at the end."""
