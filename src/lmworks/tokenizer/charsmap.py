@@ -3,8 +3,8 @@
 Format (sentencepiece, src/normalizer.cc): the size of a trie in bytes as a little-endian uint32,
 the trie, then all replacements, each ended by a zero byte. The trie is a double array of uint32
 units (Darts-clone): from the unit at position p with offset o, the child for byte b is at p ^ o ^ b
-and carries b as its label; a key that ends there has its value, the place of its replacement, in the
-unit at that child's own offset. At each place of a text the longest key that begins there is
+and carries b as its label; a key that ends there has its value, the place of its replacement, in
+the unit at that child's own offset. At each place of a text the longest key that begins there is
 replaced; a character where none begins stays.
 
 A rule file for NFKC holds 225,276 keys, most of them spelt-out Hangul, so the trie is never listed:

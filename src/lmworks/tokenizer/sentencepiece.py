@@ -407,6 +407,13 @@ def to_model(tokenizer: SentencePieceTokenizer) -> bytes:
     )
 
 
+def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
+    """The tokenizer in a parsed tokenizer.json; see sentencepiece_huggingface.py."""
+    from lmworks.tokenizer import sentencepiece_huggingface
+
+    return sentencepiece_huggingface.from_huggingface(value)
+
+
 def load(path: str | Path) -> SentencePieceTokenizer:
     """The tokenizer in a SentencePiece .model file of type BPE."""
     path = Path(path)

@@ -150,7 +150,7 @@ def _check_merges(vocabulary: Vocabulary) -> None:
     for rank, pair in enumerate(vocabulary.merges):
         for token_id in pair:
             is_piece = 0 <= token_id < len(vocabulary.pieces)
-            if not is_piece or vocabulary.types[token_id] not in (PieceType.NORMAL,):
+            if not is_piece or vocabulary.types[token_id] != PieceType.NORMAL:
                 raise DataError(f"merge {rank} joins ids {pair[0]} and {pair[1]}, not both pieces")
         left, right = (vocabulary.pieces[i] for i in pair)
         if left is None or right is None:
