@@ -12,8 +12,8 @@ calls: "first pass" is the first text that the process encodes, "warm" the best 
 the same text. Imports are left out; loading the vocabulary is a row of its own. Ids are compared by
 their SHA-256: ours must be tiktoken's.
 
-A full run writes benchmarks/results/tokenizer_encode.json (about a quarter of an hour); one with
---quick or a selection only prints.
+A full run writes benchmarks/results/tokenizer_encode.json (about a quarter of an hour on an idle
+machine); one with --quick or a selection only prints, unless --merge puts its cases in that file.
 """
 
 import argparse
@@ -43,7 +43,15 @@ from encoders import (
     write_vocabulary,
 )
 
-from lmworks.bench.harness import Row, Spread, interleave, print_rows, run_child, save_result
+from lmworks.bench.harness import (
+    Row,
+    Spread,
+    interleave,
+    print_rows,
+    replace_rows,
+    run_child,
+    save_result,
+)
 
 VOCABULARIES = ("r50k", "cl100k", "o200k")
 TEXTS = ("6 MB", "60 MB", "multilingual 6 MB", "multilingual 20 MB", "Chinese")
@@ -62,6 +70,7 @@ ONLY_ON = {
 # The third vocabulary is an extra.
 O200K_CASES = ("6 MB", "multilingual 6 MB", "Chinese", "hostile")
 PASSES = 3
+RESULT = "tokenizer_encode"
 TINY = "Load what is loaded late."
 
 
@@ -138,8 +147,8 @@ def roofs(vocabulary: Vocabulary, file: Path) -> dict[str, float]:
     data = file.read_bytes()
     words = np.frombuffer(data[: len(data) // 8 * 8], np.uint64)
     steps: dict[str, Callable[[], object]] = {
-        "roof: plain sum of the bytes": words.sum,
-        "part: cutting into pieces": lambda: _text.count_pieces(data, vocabulary.pattern),
+        "numpy": words.sum,
+        "lmworks": lambda: _text.count_pieces(data, vocabulary.pattern),
     }
     speeds = {}
     for name, step in steps.items():
@@ -215,10 +224,16 @@ def text_rows(plan: Plan, vocabulary: str, case: str) -> Iterator[Row]:
             name: [run[case]["bytes"] / 1e6 / pick(run[case]["cpu_s"]) for run in done]
             for name, done in runs.items()
         }
-        what = f"{vocabulary}: {case}, {label}"
-        for name, values in speeds.items():
-            yield Row(what, name, "mb_per_cpu_s", Spread.of(values))
-        yield from beside_best(what, speeds)
+        for name in sorted(speeds, key=variant_of):
+            what = f"{vocabulary}: {case}{variant_of(name)}, {label}"
+            yield Row(what, package_of(name), "mb_per_cpu_s", Spread.of(speeds[name]))
+            if package_of(name) == "lmworks":
+                yield from beside_best(what, name, speeds)
+
+
+def variant_of(contender: str) -> str:
+    """What sets it apart from the plain contender of its package, with a comma before it."""
+    return contender.removeprefix(package_of(contender))
 
 
 def first_s(passes_s: list[float]) -> float:
@@ -231,20 +246,22 @@ def warm_s(passes_s: list[float]) -> float:
     return min(passes_s[1:])
 
 
-def beside_best(what: str, speeds: dict[str, list[float]]) -> Iterator[Row]:
+def beside_best(what: str, ours: str, speeds: dict[str, list[float]]) -> Iterator[Row]:
     """Ours over the best peer's, round by round; lists are compared with lists."""
-    for ours in (name for name in speeds if package_of(name) == "lmworks"):
-        wants_lists = ours.endswith("lists")
-        peers = {
-            name: Spread.of(values).median
-            for name, values in speeds.items()
-            if package_of(name) != "lmworks"
-            and (name.endswith("lists") or name in ("tiktoken", "tokenizers")) == wants_lists
-        }
-        if peers:
-            best = max(peers, key=lambda name: peers[name])
-            ratios = [a / b for a, b in zip(speeds[ours], speeds[best], strict=False)]
-            yield Row(what, f"{ours} beside {best}", "times_faster", Spread.of(ratios))
+    peers = {
+        name: Spread.of(values).median
+        for name, values in speeds.items()
+        if package_of(name) != "lmworks" and gives_lists(name) == gives_lists(ours)
+    }
+    if peers:
+        best = max(peers, key=lambda name: peers[name])
+        ratios = [a / b for a, b in zip(speeds[ours], speeds[best], strict=False)]
+        yield Row(what, f"lmworks beside {best}", "times_faster", Spread.of(ratios))
+
+
+def gives_lists(contender: str) -> bool:
+    """Whether its result is lists of int, not arrays."""
+    return contender.endswith("lists") or contender in ("tiktoken", "tokenizers")
 
 
 def hostile_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
@@ -291,9 +308,10 @@ def roof_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
     """What bounds the speed: memory, and finding the pieces."""
     files = {"60 MB": str(plan.files["60 MB"])}
     runs = run_in_turn({"": plan.job("roof", vocabulary, "", files=files)}, plan.rounds)[""]
-    for name in runs[0]["mb_per_cpu_s"] if runs else ():
+    cases = {"numpy": "roof, sum of all bytes", "lmworks": "part, cutting into pieces"}
+    for name, case in cases.items() if runs else ():
         values = [run["mb_per_cpu_s"][name] for run in runs]
-        yield Row(f"{vocabulary}: 60 MB", name, "mb_per_cpu_s", Spread.of(values))
+        yield Row(f"{vocabulary}: {case}", name, "mb_per_cpu_s", Spread.of(values))
 
 
 def thread_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
@@ -310,17 +328,16 @@ def thread_rows(plan: Plan, vocabulary: str) -> Iterator[Row]:
     }
     runs = run_in_turn(jobs, plan.rounds)
     for label, pick in (("first pass", first_s), ("warm", warm_s)):
-        what = f"{vocabulary}: 60 MB, {label}, wall"
+        what = f"{vocabulary}: 60 MB, {label}"
         for contender in (c for c in plan.contenders if c in FASTEST):
             one, two = (
                 [pick(run["60 MB"]["wall_s"]) for run in runs[f"{contender}|{n}"]] for n in (1, 2)
             )
             if one and two:
-                yield Row(what, f"{contender}, 1 thread", "wall_s", Spread.of(one))
-                yield Row(what, f"{contender}, 2 threads", "wall_s", Spread.of(two))
+                yield Row(f"{what}, 1 thread", contender, "wall_s", Spread.of(one))
+                yield Row(f"{what}, 2 threads", contender, "wall_s", Spread.of(two))
                 ratios = [a / b for a, b in zip(one, two, strict=False)]
-                name = f"{contender}, 2 threads beside 1"
-                yield Row(what, name, "times_faster", Spread.of(ratios))
+                yield Row(f"{what}, 2 beside 1", contender, "times_faster", Spread.of(ratios))
 
 
 def check_ids(what: str, label: str, runs: Runs) -> None:
@@ -392,6 +409,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("ranks_folder", type=Path, help="folder with *_base.tiktoken files")
     parser.add_argument("--quick", action="store_true", help="one round, fewer cases")
     parser.add_argument("--rounds", type=int, help="repeats, interleaved (3)")
+    parser.add_argument("--merge", action="store_true", help="into the present result file")
     parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES)
     parser.add_argument("--cases", nargs="+", choices=CASES)
     parser.add_argument("--contenders", nargs="+", choices=list(ENCODERS))
@@ -413,12 +431,12 @@ def main() -> None:
     args = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(prepare(Path(folder), args), args)
-    if args.is_full:
+    if args.is_full or args.merge:
         save_result(
-            "tokenizer_encode",
+            RESULT,
             title="BPE encoding with OpenAI's vocabularies, one thread",
             command="python benchmarks/tokenizer/encode.py CORPUS MULTILINGUAL RANKS_FOLDER",
-            rows=rows,
+            rows=rows if args.is_full else replace_rows(RESULT, rows),
             packages=PACKAGES,
         )
 

@@ -12,13 +12,12 @@ Arguments are those of encode.py. With OpenAI's vocabularies, parts that can be 
 
 Random strings hold the code points that Unicode 14 assigns: the engines' tables are of different
 versions, so that they disagree about newer ones. Stops at the first difference with the shortest
-string found that shows it, and exit code 1. Writes benchmarks/results/tokenizer_exact.json; rows of
-vocabularies and parts that were not run now stay as they were.
+string found that shows it, and exit code 1. Writes benchmarks/results/tokenizer_exact.json, where
+what was not run now stays as it was.
 """
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from encode import VOCABULARIES
 from encoders import Vocabulary, tiktoken_encoding, write_vocabulary
 from strings import BATCH_STRINGS, DISTRIBUTIONS, random_strings
 
-from lmworks.bench.harness import RESULTS, Row, Spread, save_result
+from lmworks.bench.harness import Row, Spread, replace_rows, save_result
 from lmworks.tokenizer import BPETokenizer, bpe, load
 
 if TYPE_CHECKING:
@@ -307,19 +306,6 @@ def load_all(
     return tokenizer, {name: peers[name] for name in args.references}
 
 
-def kept_rows(is_new: Callable[[str], bool]) -> list[Row]:
-    """Rows of the present result file for what was not run now."""
-    path = RESULTS / f"{RESULT}.json"
-    if not path.exists():
-        return []
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    return [
-        Row(r["case"], r["contender"], r["metric"], Spread.of([r["median"]]))
-        for r in rows
-        if not is_new(r["case"])
-    ]
-
-
 def parse_arguments() -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -355,12 +341,11 @@ def main() -> int:
         print(f"error: {err}", file=sys.stderr)
         return 1
     if not args.no_save:
-        new = {row.case for row in rows}
         save_result(
             RESULT,
             title="Ids equal to those of tiktoken and Hugging Face tokenizers",
             command="python benchmarks/tokenizer/exact.py CORPUS MULTILINGUAL RANKS_FOLDER",
-            rows=[*kept_rows(new.__contains__), *rows],
+            rows=replace_rows(RESULT, rows),
             packages=["lmworks", "tiktoken", "tokenizers"],
         )
     return 0

@@ -8,12 +8,13 @@ result file names machine, versions and spread; the tables in README and docs ar
 """
 
 import importlib.metadata
+import json
 import os
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,6 +150,24 @@ def save_result(
         },
     )
     return path
+
+
+def replace_rows(name: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows of benchmarks/results/NAME.json with the cases of `rows` measured anew.
+
+    The new rows stand where the first of those they replace stood, or at the end.
+    """
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return list(rows)
+    old = [
+        Row(r["case"], r["contender"], r["metric"], Spread(*(r[f.name] for f in fields(Spread))))
+        for r in json.loads(path.read_text("utf-8"))["rows"]
+    ]
+    measured = {row.case for row in rows}
+    kept = [row for row in old if row.case not in measured]
+    at = next((i for i, row in enumerate(old) if row.case in measured), len(old))
+    return [*kept[:at], *rows, *kept[at:]]
 
 
 def print_rows(rows: Sequence[Row]) -> None:

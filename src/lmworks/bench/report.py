@@ -3,8 +3,9 @@
     python -m lmworks.bench.report
 
 A page says where a table goes with a pair of comments, `<!-- results: NAME -->` and
-`<!-- /results -->`: NAME is a result file, or `headline` for the table of the README. Nothing
-between the two is typed by hand.
+`<!-- /results -->`: NAME is a result file, or `headline` for the table of the README; with
+`<!-- results: NAME wide -->` the contenders stand side by side. Nothing between the two is typed
+by hand.
 """
 
 import json
@@ -19,7 +20,7 @@ from lmworks.bench.harness import RESULTS
 
 PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
 
-_MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+_MARK = re.compile(r"(<!-- results: (\w+)( wide)? -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 HEADLINES = (
     # what, result file, case, metric, ours, peer, whether more is better
@@ -51,11 +52,8 @@ def load_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """All rows of one result, with machine, versions and command above them."""
-    machine = result["machine"]
-    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
     lines = [
-        f"`{result['command']}`, {machine['cpu']}, {machine['cores']} cores "
-        f"({', '.join(machine['isa'])}); {versions}.",
+        _provenance(result),
         "",
         "| what | who | figure | median | range | runs |",
         "|---|---|---|---|---|---|",
@@ -66,6 +64,37 @@ def table(result: dict[str, Any]) -> str:
             f"{_number(row['median'])} | {_number(row['min'])} to {_number(row['max'])} | "
             f"{row['repeats']} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def wide_table(result: dict[str, Any]) -> str:
+    """One line per case and figure, one column per contender; median and range.
+
+    A row whose contender is "A beside B" goes into the last column.
+    """
+    rows = result["rows"]
+    who = dict.fromkeys(row["contender"] for row in rows if " beside " not in row["contender"])
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    ratios: dict[str, str] = {}
+    for row in rows:
+        text = _number(row["median"])
+        if row["repeats"] > 1:
+            text += f" ({_number(row['min'])} to {_number(row['max'])})"
+        if row["contender"] in who:
+            cells.setdefault((row["case"], row["metric"]), {})[row["contender"]] = text
+        else:
+            ratios[row["case"]] = f"{row['contender'].partition(' beside ')[2]}: {text} times"
+    repeats = max(row["repeats"] for row in rows)
+    lines = [
+        _provenance(result) + f" Medians of {repeats} runs, with their range.",
+        "",
+        f"| what | figure | {' | '.join(who)} | {next(iter(who))} beside the best |",
+        "|---" * (len(who) + 3) + "|",
+    ]
+    for (case, metric), values in cells.items():
+        ratio = ratios.pop(case, "")
+        columns = " | ".join(values.get(name, "") for name in who)
+        lines.append(f"| {case} | {_unit(metric)} | {columns} | {ratio} |")
     return "\n".join(lines) + "\n"
 
 
@@ -88,10 +117,21 @@ def fill(page: str, folder: Path = RESULTS) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match[2]
-        body = headline(folder) if name == "headline" else table(load_result(name, folder))
-        return match[1] + body + match[3]
+        make = wide_table if match[3] else table
+        body = headline(folder) if name == "headline" else make(load_result(name, folder))
+        return match[1] + body + match[4]
 
     return _MARK.sub(replace, page)
+
+
+def _provenance(result: dict[str, Any]) -> str:
+    """Command, machine and versions in one line."""
+    machine = result["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    return (
+        f"`{result['command']}`, {machine['cpu']}, {machine['cores']} cores "
+        f"({', '.join(machine['isa'])}); {versions}."
+    )
 
 
 def _median(rows: list[dict[str, Any]], case: str, metric: str, contender: str) -> float:
@@ -111,6 +151,9 @@ def _unit(metric: str) -> str:
         "peak_rss_mb": "MB of memory",
         "gflop_per_s": "GFLOP/s",
         "mfu": "MFU",
+        "times_faster": "times faster",
+        "equal_texts": "texts",
+        "equal_ids": "ids",
     }.get(metric, metric)
 
 

@@ -31,6 +31,27 @@ def test_a_page_gets_the_table_of_its_result(results: Path) -> None:
     assert report.fill(page, results) == page
 
 
+def test_a_wide_table_has_a_column_per_contender(tmp_path: Path) -> None:
+    def row(case: str, who: str, metric: str, *values: float) -> dict[str, Any]:
+        spread = Spread.of(values)
+        return {"case": case, "contender": who, "metric": metric, **vars(spread)}
+
+    machine = {"cpu": "C", "cores": 2, "isa": [], "versions": {}}
+    rows = [
+        row("one", "ours", "mb_per_cpu_s", 1, 2, 3),
+        row("one", "peer", "mb_per_cpu_s", 4, 4, 4),
+        row("one", "ours beside peer", "times_faster", 0.5),
+        row("two", "peer", "cpu_ms", 7),
+    ]
+    result = {"command": "python x.py", "machine": machine, "rows": rows}
+    (tmp_path / "one.json").write_text(json.dumps(result))
+    page = report.fill(PAGE.replace("one -->", "one wide -->"), tmp_path)
+    assert "| what | figure | ours | peer | ours beside the best |" in page
+    assert "| one | MB per CPU s | 2 (1 to 3) | 4 (4 to 4) | peer: 0.5 times |" in page
+    assert "| two | CPU ms |  | 7 |  |" in page
+    assert report.fill(page, tmp_path) == page
+
+
 def test_a_missing_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"one\.json: no readable result"):
         report.fill(PAGE, tmp_path)
@@ -48,6 +69,17 @@ def test_the_headline_says_by_what_factor_we_are_better(tmp_path: Path) -> None:
     lines = report.headline(tmp_path).splitlines()[2:]
     assert len(lines) == len(report.HEADLINES)
     assert all(line.endswith("| 4 times |") for line in lines)
+
+
+def test_cases_measured_anew_replace_their_rows(results: Path) -> None:
+    def row(case: str, who: str, value: float) -> Row:
+        return Row(case, who, "cpu_s", Spread.of([value, value + 1]))
+
+    before = [row("a", "x", 1), row("b", "x", 2), row("b", "y", 3), row("c", "x", 4)]
+    harness.save_result("one", title="t", command="c", rows=before, packages=[])
+    anew = [row("b", "z", 5), row("d", "x", 6)]
+    assert harness.replace_rows("one", anew) == [before[0], *anew, before[3]]
+    assert harness.replace_rows("none", anew) == anew
 
 
 def test_contenders_take_turns() -> None:
