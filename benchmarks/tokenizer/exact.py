@@ -176,11 +176,11 @@ class Count:
         self.num_texts += len(docs)
         self.num_tokens += num_tokens
 
-    def rows(self, what: str, who: str) -> Iterator[Row]:
+    def rows(self, what: str) -> Iterator[Row]:
         """Print them; as figures of the result file."""
-        print(f"{what}: {who} on {self.num_texts:,} texts, {self.num_tokens:,} ids", flush=True)
-        yield Row(what, who, "equal_texts", Spread.of([self.num_texts]))
-        yield Row(what, who, "equal_ids", Spread.of([self.num_tokens]))
+        print(f"{what}: {self.num_texts:,} equal texts, {self.num_tokens:,} ids", flush=True)
+        yield Row(what, "lmworks", "equal_texts", Spread.of([self.num_texts]))
+        yield Row(what, "lmworks", "equal_ids", Spread.of([self.num_tokens]))
 
 
 def beside_references(
@@ -195,7 +195,7 @@ def beside_references(
             num_tokens = compare(f"{what}, {name}", docs, found, reference(docs), (ours, reference))
             counts[name].add(docs, num_tokens)
     for name, count in counts.items():
-        yield from count.rows(what, f"lmworks = {name}")
+        yield from count.rows(f"{what}, beside {name}")
 
 
 def corpora(vocabulary: Vocabulary, args: argparse.Namespace) -> Iterator[Row]:
@@ -227,13 +227,13 @@ def ways(vocabulary: Vocabulary, args: argparse.Namespace) -> Iterator[Row]:
         docs += random_strings(name, 0, docs[:100])
     plain = ours_in_batches(tokenizer, 1)
     for way, encode in ways_in(vocabulary, tokenizer).items():
-        what = f"{vocabulary.name}: {way}"
+        what = f"{vocabulary.name}: {way}, beside the plain batch"
         count = Count()
         for batch in in_batches(docs):
             num_tokens = compare(what, batch, encode(batch), plain(batch), (encode, plain))
             count.add(batch, num_tokens)
-        yield from count.rows(what, "lmworks = lmworks in batches")
-    yield from check_decoding(f"{vocabulary.name}: decoding", tokenizer, docs)
+        yield from count.rows(what)
+    yield from check_decoding(f"{vocabulary.name}: decoded ids beside the text", tokenizer, docs)
 
 
 def ways_in(vocabulary: Vocabulary, tokenizer: BPETokenizer) -> dict[str, Encode]:
@@ -290,7 +290,7 @@ def check_decoding(what: str, tokenizer: BPETokenizer, docs: list[str]) -> Itera
         if tokenizer.decode(ids[start:end]) != doc:
             raise SystemExit(f"error: {what}: {doc[:200]!a} does not come back")
         count.add([doc], end - start)
-    yield from count.rows(what, "text = decoded ids")
+    yield from count.rows(what)
 
 
 # ---- the program ----
