@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lmworks/bpe_encode.h"
+#include "text_special.h"
 
 namespace nb = nanobind;
 using namespace lmworks;
@@ -43,49 +44,6 @@ Pattern pattern_named(const std::string& name) {
   return *pattern;
 }
 
-std::vector<std::string_view> views(const std::vector<nb::bytes>& tokens) {
-  std::vector<std::string_view> result;
-  for (const nb::bytes& token : tokens) {
-    if (token.size() == 0) throw nb::value_error("a special token is empty");
-    result.emplace_back(token.c_str(), token.size());
-  }
-  return result;
-}
-
-// A query whose actions are checked to be one per special token.
-SpecialMatcher::Query make_query(const SpecialMatcher& matcher, const nb::bytes& actions) {
-  if (actions.size() != matcher.num_tokens()) throw nb::value_error("one action per special token");
-  return {matcher, data(actions)};
-}
-
-class SpecialSplitter {
- public:
-  explicit SpecialSplitter(const std::vector<nb::bytes>& tokens) : matcher_(views(tokens)) {}
-
-  std::vector<std::tuple<size_t, size_t, uint32_t>> find(const nb::bytes& text,
-                                                         const nb::bytes& actions) const {
-    const auto query = make_query(matcher_, actions);
-    std::vector<std::tuple<size_t, size_t, uint32_t>> found;
-    SpecialMatch match;
-    for (size_t at = 0; query.find(data(text), text.size(), at, false, &match); at = match.end) {
-      found.emplace_back(match.begin, match.end, match.index);
-    }
-    return found;
-  }
-
-  size_t cut(const nb::bytes& text, const nb::bytes& actions,
-             const std::optional<std::string>& pattern) const {
-    const auto query = make_query(matcher_, actions);
-    std::optional<Pattern> parsed;
-    if (pattern) parsed = pattern_named(*pattern);
-    const nb::gil_scoped_release release;
-    return stream_cut(query, parsed, data(text), text.size());
-  }
-
- private:
-  SpecialMatcher matcher_;
-};
-
 constexpr std::string_view kNoPattern = "none";
 
 // Every token has its outputs, at most one per byte: room for a text's bytes is room for its ids.
@@ -107,15 +65,17 @@ void check_outputs(const IdsIn& outputs, const OffsetsIn& at, const OffsetsIn& t
 class Encoder {
  public:
   Encoder(const std::string& pattern, bool ignore_merges, const nb::bytes& token_bytes,
-          OffsetsIn token_offsets, IdsIn merges, const std::vector<nb::bytes>& specials,
+          OffsetsIn token_offsets, IdsIn merges, const SpecialSplitter& specials,
           std::vector<uint32_t> special_ids, size_t max_cache_slots, std::optional<IdsIn> outputs,
           std::optional<OffsetsIn> output_offsets, std::optional<IdsIn> ranks)
       : model_(make_model(pattern, ignore_merges, token_bytes, token_offsets, merges, outputs,
                           output_offsets, ranks)),
-        matcher_(views(specials)),
+        matcher_(specials.matcher()),
         special_ids_(std::move(special_ids)),
         max_cache_slots_(max_cache_slots) {
-    if (special_ids_.size() != specials.size()) throw nb::value_error("one id per special token");
+    if (special_ids_.size() != matcher_->num_tokens()) {
+      throw nb::value_error("one id per special token");
+    }
   }
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
@@ -176,7 +136,7 @@ class Encoder {
   }
 
   BpeModel model_;
-  SpecialMatcher matcher_;
+  std::shared_ptr<const SpecialMatcher> matcher_;
   std::vector<uint32_t> special_ids_;
   size_t max_cache_slots_;
   std::vector<std::unique_ptr<PieceCache>> caches_;
@@ -224,13 +184,13 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
 }
 
 uint32_t Encoder::run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids) {
-  const auto query = make_query(matcher_, actions);
+  const auto query = make_query(*matcher_, actions);
   auto cache = take_cache();
   uint32_t forbidden;
   {
     const nb::gil_scoped_release release;
     ids.reserve(text.size() / 4 + 1024);
-    forbidden = lmworks::encode(model_, query, special_ids_, *cache, data(text), text.size(), ids);
+    forbidden = lmworks::encode(model_, *query, special_ids_, *cache, data(text), text.size(), ids);
   }
   caches_.push_back(std::move(cache));
   return forbidden;
@@ -255,7 +215,7 @@ nb::list Encoder::to_list(const uint32_t* ids, size_t size) {
 
 nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
                                  size_t num_threads) {
-  const auto query = make_query(matcher_, actions);
+  const auto query = make_query(*matcher_, actions);
   num_threads = std::max<size_t>(1, std::min(num_threads, texts.size()));
   struct Span {
     size_t worker, begin, end;
@@ -274,7 +234,7 @@ nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::
       TokenBuffer& ids = buffers[worker];
       for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
         const size_t begin = ids.size();
-        const uint32_t found = lmworks::encode(model_, query, special_ids_, *caches[worker],
+        const uint32_t found = lmworks::encode(model_, *query, special_ids_, *caches[worker],
                                                inputs[i].first, inputs[i].second, ids);
         if (found != kNoToken) forbidden = found;
         spans[i] = {worker, begin, ids.size()};
@@ -340,18 +300,10 @@ void bind_encode(nb::module_& m) {
   m.attr("MAX_MERGES") = kMaxMerges;
   m.def("decode_bytes", &decode_bytes, nb::arg("token_bytes"), nb::arg("token_offsets"),
         nb::arg("ids"), "Bytes of the tokens in a row; IndexError(place) for an id without bytes.");
-  nb::class_<SpecialSplitter>(m, "SpecialSplitter")
-      .def(nb::init<const std::vector<nb::bytes>&>(), nb::arg("tokens"))
-      .def(
-          "find", &SpecialSplitter::find, nb::arg("text"), nb::arg("actions"),
-          "(begin, end, index) of each special token in the text, earliest and then longest first.")
-      .def("cut", &SpecialSplitter::cut, nb::arg("text"), nb::arg("actions"),
-           nb::arg("pattern").none(),
-           "Length of the longest prefix whose ids no further text can change.");
   nb::class_<Encoder>(m, "BpeEncoder")
       .def(nb::init<const std::string&, bool, const nb::bytes&, OffsetsIn, IdsIn,
-                    const std::vector<nb::bytes>&, std::vector<uint32_t>, size_t,
-                    std::optional<IdsIn>, std::optional<OffsetsIn>, std::optional<IdsIn>>(),
+                    const SpecialSplitter&, std::vector<uint32_t>, size_t, std::optional<IdsIn>,
+                    std::optional<OffsetsIn>, std::optional<IdsIn>>(),
            nb::arg("pattern"), nb::arg("ignore_merges"), nb::arg("token_bytes"),
            nb::arg("token_offsets"), nb::arg("merges"), nb::arg("specials"), nb::arg("special_ids"),
            nb::arg("max_cache_slots"), nb::arg("outputs") = nb::none(),

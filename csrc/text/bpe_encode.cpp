@@ -282,18 +282,18 @@ void PieceCache::encode_cut(const BpeModel& model, const uint8_t* text,
   encode_pieces(model, text, ends.back(), out, [&](const uint8_t*) { return text + ends[k++]; });
 }
 
-uint32_t encode(const BpeModel& model, const SpecialMatcher::Query& query,
+uint32_t encode(const BpeModel& model, const SpecialQuery& query,
                 std::span<const uint32_t> special_ids, PieceCache& cache, const uint8_t* text,
                 size_t size, TokenBuffer& out) {
-  size_t at = 0;
-  SpecialMatch match;
-  while (query.find(text, size, at, false, &match)) {
-    if (query.action(match.index) == SpecialAction::forbid) return match.index;
-    cache.encode(model, text + at, match.begin - at, out);
-    out.push(special_ids[match.index]);
-    at = match.end;
-  }
-  cache.encode(model, text + at, size - at, out);
+  const uint32_t forbidden = query.find_forbidden(text, size);
+  if (forbidden != kNoToken) return forbidden;
+  query.split(text, size, [&](const SpecialSegment& segment) {
+    if (segment.index == kNoToken) {
+      cache.encode(model, text + segment.begin, segment.end - segment.begin, out);
+    } else {
+      out.push(special_ids[segment.index]);
+    }
+  });
   return kNoToken;
 }
 

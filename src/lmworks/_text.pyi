@@ -73,8 +73,9 @@ def decode_bytes(
 ) -> bytes: ...
 
 class SpecialSplitter:
-    def __init__(self, tokens: Sequence[bytes]) -> None: ...
-    def find(self, text: bytes, actions: bytes) -> list[tuple[int, int, int]]: ...
+    def __init__(self, tokens: list[bytes], flags: bytes) -> None: ...
+    def find(self, text: bytes, actions: bytes) -> list[tuple[int, int, int]] | int:
+        """(begin, end, index) of each special token, or the index of a forbidden one."""
     def cut(self, text: bytes, actions: bytes, pattern: str | None) -> int: ...
 
 class BpeEncoder:
@@ -87,7 +88,7 @@ class BpeEncoder:
         token_bytes: bytes,
         token_offsets: NDArray[np.uint64],
         merges: NDArray[np.uint32],
-        specials: Sequence[bytes],
+        specials: SpecialSplitter,
         special_ids: Sequence[int],
         max_cache_slots: int,
         outputs: NDArray[np.uint32] | None = None,
@@ -101,3 +102,15 @@ class BpeEncoder:
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]] | int: ...
     def encode_pieces(self, text: bytes, ends: NDArray[np.uint64]) -> NDArray[np.uint32]: ...
     def ids_to_list(self, ids: NDArray[np.uint32]) -> list[int]: ...
+
+# ---- vocabularies from files (text_vocabulary.cpp) ----
+
+def find_duplicate_tokens(
+    token_bytes: bytes, token_offsets: NDArray[np.uint64]
+) -> tuple[int, int] | None: ...
+def merge_table(
+    token_bytes: bytes, token_offsets: NDArray[np.uint64], pairs: NDArray[np.uint32]
+) -> NDArray[np.uint32] | tuple[int, str]: ...
+def recover_merges(
+    token_bytes: bytes, token_offsets: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint32], bool]: ...

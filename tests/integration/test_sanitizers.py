@@ -9,7 +9,12 @@ import pytest
 CSRC = Path(__file__).parents[2] / "csrc"
 SOURCES = {
     "text_train_test": ["bpe_train_*.cpp", "pretokenize.cpp", "unicode*.cpp"],
-    "text_encode_test": ["bpe_encode*.cpp", "pretokenize.cpp", "unicode*.cpp"],
+    "text_encode_test": [
+        "bpe_encode*.cpp",
+        "pretokenize.cpp",
+        "unicode*.cpp",
+        "word_ranges.cpp",
+    ],
 }
 
 

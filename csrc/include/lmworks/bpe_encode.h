@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "lmworks/pretokenize.h"
+#include "lmworks/special_tokens.h"
 
 namespace lmworks {
 
-constexpr uint32_t kNoToken = 0xFFFFFFFF;
 // Two ids and a rank share 64 bits in the pair table.
 constexpr uint32_t kMaxTokens = (1u << 21) - 1;
 constexpr uint32_t kMaxMerges = (1u << 22) - 1;
@@ -55,57 +55,6 @@ class TokenBuffer {
   uint32_t* data_ = nullptr;
   size_t size_ = 0, capacity_ = 0;
 };
-
-// What to do with a special token that stands in the text; one byte per token.
-enum class SpecialAction : uint8_t { as_text = 0, match = 1, forbid = 2 };
-
-struct SpecialMatch {
-  size_t begin, end;
-  uint32_t index;      // of the special token
-  bool is_incomplete;  // the text ends inside what may become a (longer) special token at `begin`
-};
-
-// Finds special tokens: the earliest first, of those the longest. A trie behind a first-byte
-// filter.
-class SpecialMatcher {
- public:
-  explicit SpecialMatcher(std::span<const std::string_view> tokens);
-  size_t num_tokens() const { return num_tokens_; }
-
-  // The tokens that some call looks for. Must not outlive the matcher or `actions`.
-  class Query {
-   public:
-    Query(const SpecialMatcher& matcher, const uint8_t* actions);
-    // Next token at or after `from`; false if none. With `is_stream`, an incomplete one counts.
-    bool find(const uint8_t* text, size_t size, size_t from, bool is_stream,
-              SpecialMatch* out) const;
-    SpecialAction action(uint32_t index) const { return SpecialAction{actions_[index]}; }
-
-   private:
-    size_t next_candidate(const uint8_t* text, size_t size, size_t from) const;
-    const SpecialMatcher& matcher_;
-    const uint8_t* actions_;
-    bool is_first_byte_[256] = {};
-    int num_first_bytes_ = 0;
-    uint8_t only_first_byte_ = 0;
-  };
-
- private:
-  struct Node {
-    uint32_t child = 0, sibling = 0;  // 0: none (node 0 is the root)
-    uint32_t token = kNoToken;
-    uint8_t byte = 0;
-  };
-  uint32_t child_of(uint32_t node, uint8_t byte) const;
-  std::vector<Node> nodes_;
-  std::vector<uint8_t> first_bytes_;  // of each token
-  size_t num_tokens_;
-};
-
-// Longest prefix of a stream's text whose token ids cannot change, whatever text follows.
-// Without a pattern, pieces are no borders and only special tokens hold text back.
-size_t stream_cut(const SpecialMatcher::Query& query, std::optional<Pattern> pattern,
-                  const uint8_t* text, size_t size);
 
 // Cuts text that has no pattern before a character that follows the one before it in no token: no
 // token reaches across such a border, and merges on its two sides do not depend on each other. So
@@ -245,7 +194,7 @@ class PieceCache {
 
 // Appends the ids of `text` to `out`. Returns the index of the first forbidden special token in it,
 // or kNoToken. `special_ids` maps a special token's index to its id.
-uint32_t encode(const BpeModel& model, const SpecialMatcher::Query& query,
+uint32_t encode(const BpeModel& model, const SpecialQuery& query,
                 std::span<const uint32_t> special_ids, PieceCache& cache, const uint8_t* text,
                 size_t size, TokenBuffer& out);
 

@@ -17,7 +17,7 @@ from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.machine import num_usable_cores
 from lmworks.base.storage import write_text
-from lmworks.tokenizer.special import SpecialSet, SpecialTokens
+from lmworks.tokenizer.special import SpecialSet, SpecialTokens, TokenFlags
 from lmworks.tokenizer.stream import StreamDecoder, check_is_several, encode_each, encode_stream
 from lmworks.tokenizer.template import Template
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lmworks.tokenizer.growing import GrowingText
+    from lmworks.tokenizer.normalize import Normalizer
     from lmworks.tokenizer.offsets import Encoding
     from lmworks.tokenizer.prepare import Padding, Prepared, Truncation
 
@@ -51,9 +52,13 @@ class Tokenizer(ABC):
     """Pre-tokenizer pattern whose pieces no token spans; None when there is no such thing."""
 
     def __init__(
-        self, special_tokens: Mapping[str, int], added_tokens: Mapping[str, int] | None = None
+        self,
+        special_tokens: Mapping[str, int],
+        added_tokens: Mapping[str, int] | None = None,
+        token_flags: Mapping[str, TokenFlags] | None = None,
+        normalizer: "Normalizer | None" = None,
     ) -> None:
-        self._specials = SpecialTokens(special_tokens, added_tokens)
+        self._specials = SpecialTokens(special_tokens, added_tokens, token_flags, normalizer)
         self._fingerprint: str | None = None
         self._token_table: tuple[bytes, NDArray[np.uint64]] | None = None
         self._lengths: NDArray[np.int64] | None = None

@@ -7,23 +7,22 @@ none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in trai
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lmworks import _text
 from lmworks.base.errors import DataError
 from lmworks.tokenizer.base import Tokenizer, pack_tokens
-from lmworks.tokenizer.normalize import nfc_bytes, nfc_cut
+from lmworks.tokenizer.normalize import Normalizer
+from lmworks.tokenizer.preprocess import Preprocessor, Unknown
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
 from lmworks.tokenizer.schema import require_pattern
-from lmworks.tokenizer.special import SpecialSet
+from lmworks.tokenizer.special import SpecialSet, TokenFlags
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from lmworks.tokenizer.base import Ids
-
-Normalizer = Literal["NFC"]
 
 # Per encoding thread; 32 bytes a slot, reached only by texts with half as many different pieces.
 MAX_CACHE_SLOTS = 1 << 20
@@ -44,7 +43,10 @@ class BPETokenizer(Tokenizer):
         special_tokens: Mapping[str, int],
         added_tokens: Mapping[str, int] | None = None,
         ignore_merges: bool = False,
-        normalizer: Normalizer | None = None,
+        normalizer: Normalizer | str | None = None,
+        token_flags: Mapping[str, TokenFlags] | None = None,
+        add_prefix_space: bool = False,
+        unknown: Unknown | None = None,
     ) -> None:
         """Check and load a vocabulary.
 
@@ -52,34 +54,52 @@ class BPETokenizer(Tokenizer):
             tokens: bytes by token id; None where an id is unused or a special token's.
             merges: (left id, right id) in rank order; the joined bytes must be a token.
             pattern: name of the pre-tokenizer pattern.
-            special_tokens: text -> id, outside of `tokens`.
+            special_tokens: text -> id, outside of `tokens` or that of the token of these bytes.
             added_tokens: like special tokens, but found in every text, allowed or not.
             ignore_merges: a whole piece that is a token is taken as it is (tiktoken, Llama 3).
-            normalizer: "NFC" composes the text first (Qwen).
+            normalizer: steps before all others; "NFC" composes the text (Qwen).
+            token_flags: how special and added tokens are found, of those that have flags.
+            add_prefix_space: text between special tokens gets a space in front if it has none.
+            unknown: what becomes of bytes that are no tokens; None: all 256 must be tokens.
 
         Raises:
             DataError: something does not fit together; says what.
         """
         require_pattern(pattern)
-        _check_ids(tokens, {**special_tokens, **(added_tokens or {})})
-        super().__init__(special_tokens, added_tokens)
+        if isinstance(normalizer, str):
+            normalizer = Normalizer.from_json(normalizer)
+        blob, offsets = pack_tokens(t or b"" for t in tokens)
+        missing = _check_tokens(tokens, blob, offsets)
+        _check_missing(missing, unknown, ignore_merges)
+        _check_special_ids(tokens, {**special_tokens, **(added_tokens or {})})
+        super().__init__(special_tokens, added_tokens, token_flags, normalizer)
         self.pattern = pattern
         self.tokens: tuple[bytes | None, ...] = tuple(tokens)
         self.merges: tuple[tuple[int, int], ...] = tuple(merges)
         self.ignore_merges = ignore_merges
         self.normalizer = normalizer
-        blob, offsets = pack_tokens(t or b"" for t in self.tokens)
+        self.add_prefix_space = add_prefix_space
+        self.unknown = unknown
         self._encoder = _text.BpeEncoder(
             pattern=pattern,
             ignore_merges=ignore_merges,
             token_bytes=blob,
             token_offsets=offsets,
-            merges=_merge_table(self.tokens, self.merges),
-            specials=self._specials.encoded,
+            merges=_merge_table(self.tokens, self.merges, blob, offsets),
+            specials=self._specials.splitter,
             special_ids=self._specials.ids,
             max_cache_slots=MAX_CACHE_SLOTS,
         )
-        self._as_text = bytes(len(self._specials.names))
+        self._steps = Preprocessor(
+            self._encoder,
+            self._specials,
+            pattern=pattern,
+            normalizer=normalizer,
+            add_prefix_space=add_prefix_space,
+            unknown=unknown,
+            missing_bytes=missing,
+            token_lengths=self._token_lengths,
+        )
 
     @classmethod
     def from_merges(
@@ -115,15 +135,15 @@ class BPETokenizer(Tokenizer):
     # ---- encoding: one native call instead of the generic way ----
 
     def _encode(self, text: bytes, actions: bytes) -> "Ids":
-        if self._must_normalize(text):
-            return super()._encode(text, actions)
+        if self._steps.is_needed(text):
+            return self._steps.encode(text, actions)
         found = self._encoder.encode_to_numpy(text, actions)
         if isinstance(found, int):
             raise self._specials.forbidden(found)
         return found
 
     def _encode_list(self, text: bytes, actions: bytes) -> list[int]:
-        if self._must_normalize(text):
+        if self._steps.is_needed(text):
             return super()._encode_list(text, actions)
         found = self._encoder.encode_to_list(text, actions)
         if isinstance(found, int):
@@ -133,7 +153,7 @@ class BPETokenizer(Tokenizer):
     def _encode_many(
         self, texts: list[bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        if any(map(self._must_normalize, texts)):
+        if any(map(self._steps.is_needed, texts)):
             return super()._encode_many(texts, actions, num_threads)
         found = self._encoder.encode_batch(texts, actions, num_threads)
         if isinstance(found, int):
@@ -143,8 +163,8 @@ class BPETokenizer(Tokenizer):
     def _encode_spans(self, text: bytes, actions: bytes) -> "tuple[Ids, NDArray[np.int64]]":
         from lmworks.tokenizer.offsets import spans_of_lengths
 
-        if self._must_normalize(text):
-            return super()._encode_spans(text, actions)
+        if self._steps.is_needed(text):
+            return self._steps.encode_spans(text, actions)
         ids = self._encode(text, actions)
         lengths = self._token_lengths()[ids]
         if lengths.sum() == len(text):
@@ -163,15 +183,8 @@ class BPETokenizer(Tokenizer):
     def _to_list(self, ids: "Ids") -> list[int]:
         return self._encoder.ids_to_list(ids)
 
-    def _must_normalize(self, text: str | bytes) -> bool:
-        return self.normalizer is not None and not text.isascii()
-
     def _encode_plain(self, text: bytes) -> "Ids":
-        found = self._encoder.encode_to_numpy(
-            nfc_bytes(text) if self._must_normalize(text) else text, self._as_text
-        )
-        assert not isinstance(found, int), "no token is forbidden in plain text"
-        return found
+        return self._steps.encode_plain(text)
 
     def stable_prefix(
         self, text: str, *, allowed_special: SpecialSet, disallowed_special: SpecialSet
@@ -179,12 +192,10 @@ class BPETokenizer(Tokenizer):
         first, second = super().stable_prefix(
             text, allowed_special=allowed_special, disallowed_special=disallowed_special
         )
-        if not self._must_normalize(text):
+        if not self.normalizer and not self.add_prefix_space:
             return first, second
         actions = self._specials.actions(allowed_special, disallowed_special)
-        specials = self._specials.splitter.find(first.encode("utf-8"), actions)
-        after_special = len(first.encode("utf-8")[: specials[-1][1]].decode()) if specials else 0
-        cut = nfc_cut(first, second, after_special)
+        cut = self._steps.stream_cut(first, second, actions)
         return first[:cut], first[cut:] + second
 
     # ---- decoding, content ----
@@ -194,28 +205,36 @@ class BPETokenizer(Tokenizer):
             token = self.tokens[token_id]
             if token is not None:
                 return token
-        if token_id in self._specials.ids:
-            return self._specials.encoded[self._specials.ids.index(token_id)]
+        if token_id in self._specials.name_of:
+            return self._specials.name_of[token_id]
         self._refuse_id(token_id)
         raise AssertionError("unreachable")
 
     def all_token_bytes(self) -> list[bytes]:
         table = [token or b"" for token in self.tokens]
         table += [b""] * (self.vocab_size - len(table))
-        for token_id, name in zip(self._specials.ids, self._specials.encoded, strict=True):
-            table[token_id] = name
+        for token_id, name in self._specials.name_of.items():
+            table[token_id] = table[token_id] or name
         return table
 
     def content(self) -> dict[str, Any]:
-        return {
+        content: dict[str, Any] = {
             "pattern": self.pattern,
-            "normalizer": self.normalizer,
+            "normalizer": None if self.normalizer is None else self.normalizer.to_json(),
             "ignore_merges": self.ignore_merges,
             "special_tokens": self._specials.special,
             "added_tokens": self._specials.added,
             "tokens": [None if t is None else bytes_to_readable(t) for t in self.tokens],
             "merges": [list(pair) for pair in self.merges],
         }
+        # Keys that are left out at their default, so that fingerprints of old files stay.
+        if self._specials.flags:
+            content["token_flags"] = {n: f.names() for n, f in self._specials.flags.items()}
+        if self.add_prefix_space:
+            content["add_prefix_space"] = True
+        if self.unknown is not None:
+            content["unknown"] = self.unknown.to_json()
+        return content
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "BPETokenizer":
@@ -226,65 +245,85 @@ class BPETokenizer(Tokenizer):
             special_tokens=content["special_tokens"],
             added_tokens=content["added_tokens"],
             ignore_merges=content["ignore_merges"],
-            normalizer=content["normalizer"],
+            normalizer=Normalizer.from_json(content["normalizer"]),
+            token_flags={
+                name: TokenFlags.from_names(names)
+                for name, names in content.get("token_flags", {}).items()
+            },
+            add_prefix_space=content.get("add_prefix_space", False),
+            unknown=Unknown.from_json(content["unknown"]) if "unknown" in content else None,
         )
 
 
-def _check_ids(tokens: Sequence[bytes | None], specials: Mapping[str, int]) -> None:
-    """Every byte is a token, no token twice, and special tokens have ids of their own."""
+def _check_tokens(
+    tokens: Sequence[bytes | None], blob: bytes, offsets: "NDArray[np.uint64]"
+) -> bytes:
+    """No token is empty or there twice; returns the bytes that are no tokens of their own."""
     if len(tokens) >= _text.MAX_TOKENS:
         raise DataError(f"{len(tokens)} tokens; fewer than {_text.MAX_TOKENS} are possible")
-    id_of: dict[bytes, int] = {}
-    for token_id, token in enumerate(tokens):
-        if token is None:
-            continue
-        if not token:
-            raise DataError(f"token {token_id} is empty; a token has at least one byte")
-        if id_of.setdefault(token, token_id) != token_id:
-            raise DataError(f"tokens {id_of[token]} and {token_id} are both {token!r}; keep one")
-    missing = [b for b in range(256) if bytes([b]) not in id_of]
-    if missing:
+    if b"" in tokens:
+        raise DataError(f"token {tokens.index(b'')} is empty; a token has at least one byte")
+    twice = _text.find_duplicate_tokens(blob, offsets)
+    if twice is not None:
+        raise DataError(f"tokens {twice[0]} and {twice[1]} are both {tokens[twice[0]]!r}; keep one")
+    single = {token for token in tokens if token is not None and len(token) == 1}
+    return bytes(b for b in range(256) if bytes([b]) not in single)
+
+
+def _check_missing(missing: bytes, unknown: Unknown | None, ignore_merges: bool) -> None:
+    """Every byte is a token, unless it is said what becomes of the others."""
+    if missing and unknown is None:
         names = ", ".join(f"0x{b:02X}" for b in missing[:4])
         raise DataError(
             f"{len(missing)} of the 256 single bytes are no tokens ({names}, ...): not every text "
             "could be encoded; train with the full byte alphabet"
         )
+    if missing and ignore_merges:
+        raise DataError("ignore_merges is not supported in a vocabulary that lacks some bytes")
+
+
+def _check_special_ids(tokens: Sequence[bytes | None], specials: Mapping[str, int]) -> None:
+    """Special tokens have ids of their own, or that of the token with the same bytes."""
     owner: dict[int, str] = {}
     for name, token_id in specials.items():
         if not 0 <= token_id < _text.MAX_TOKENS:
             raise DataError(
                 f"special token {name!r} has id {token_id}, not in 0..{_text.MAX_TOKENS - 1}"
             )
-        if token_id < len(tokens) and tokens[token_id] is not None:
+        token = tokens[token_id] if token_id < len(tokens) else None
+        if token is not None and token != name.encode("utf-8", "surrogatepass"):
             raise DataError(
                 f"id {token_id} is used twice: by the special token {name!r} "
-                f"and by the token {tokens[token_id]!r}"
+                f"and by the token {token!r}"
             )
         if owner.setdefault(token_id, name) != name:
             raise DataError(f"id {token_id} is used twice: by {owner[token_id]!r} and {name!r}")
 
 
 def _merge_table(
-    tokens: Sequence[bytes | None], merges: Sequence[tuple[int, int]]
+    tokens: Sequence[bytes | None],
+    merges: Sequence[tuple[int, int]],
+    blob: bytes,
+    offsets: "NDArray[np.uint64]",
 ) -> "NDArray[np.uint32]":
     """(left, right, result) ids of each merge, flat; checks that each of them is a token."""
     import numpy as np
 
     if len(merges) > _text.MAX_MERGES:
         raise DataError(f"{len(merges)} merges; at most {_text.MAX_MERGES} are possible")
-    id_of = {token: i for i, token in enumerate(tokens) if token is not None}
-    flat: list[int] = []
-    seen: set[tuple[int, int]] = set()
-    for rank, pair in enumerate(merges):
-        parts = [tokens[i] if 0 <= i < len(tokens) else None for i in pair]
-        left, right = parts
-        if left is None or right is None:
-            raise DataError(f"merge {rank} joins ids {pair[0]} and {pair[1]}, not both tokens")
-        result = id_of.get(left + right)
-        if result is None:
-            raise DataError(f"merge {rank} makes {left + right!r}, which is not a token")
-        if pair in seen:
-            raise DataError(f"merge {rank} ({left!r} + {right!r}) is given twice; keep one")
-        seen.add(pair)
-        flat += (pair[0], pair[1], result)
-    return np.array(flat, np.uint32)
+    try:
+        pairs = np.array(merges, np.uint32).reshape(-1)
+    except (OverflowError, ValueError):
+        rank = next(r for r, pair in enumerate(merges) if not all(0 <= i < 1 << 32 for i in pair))
+        raise DataError(f"merge {rank} joins ids {merges[rank]}, not both tokens") from None
+    found = _text.merge_table(blob, offsets, pairs)
+    if not isinstance(found, tuple):
+        return found
+    rank, reason = found
+    ids = merges[rank]
+    if reason == "no part":
+        raise DataError(f"merge {rank} joins ids {ids[0]} and {ids[1]}, not both tokens")
+    left, right = tokens[ids[0]] or b"", tokens[ids[1]] or b""
+    if reason == "no result":
+        raise DataError(f"merge {rank} makes {left + right!r}, which is not a token")
+    raise DataError(f"merge {rank} ({left!r} + {right!r}) is given twice; keep one")

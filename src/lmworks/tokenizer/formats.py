@@ -42,7 +42,9 @@ _KINDS: dict[str, type[Tokenizer]] = {
 _FIELDS: dict[str, dict[str, Check]] = {
     "bpe": {
         "pattern": is_string,
-        "normalizer": Check("null or 'NFC'", lambda v: v in (None, "NFC")),
+        "normalizer": Check(
+            "null, 'NFC' or a list of steps", lambda v: v is None or isinstance(v, str | list)
+        ),
         "ignore_merges": is_bool,
         "special_tokens": is_id_map,
         "added_tokens": is_id_map,

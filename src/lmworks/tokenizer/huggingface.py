@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from lmworks import _text
 from lmworks.base.errors import DataError
-from lmworks.tokenizer.bpe import BPETokenizer, Normalizer
+from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.schema import Check, field, is_int, is_string
 
 # The expressions as Hugging Face's engine (Oniguruma) must read them: there `{1,3}+` repeats.
@@ -152,7 +153,7 @@ def _normalizer(value: Any) -> Normalizer | None:
     if not steps:
         return None
     if [step.get("type") for step in steps] == ["NFC"]:
-        return "NFC"
+        return Normalizer.from_json("NFC")
     raise DataError(f"normalizer {_types(steps)} is not supported; known: none, NFC")
 
 

@@ -104,7 +104,7 @@ def native_arguments(tokenizer: BPETokenizer) -> dict[str, Any]:
         "token_bytes": b"".join(tokens),
         "token_offsets": np.cumsum([0, *map(len, tokens)]).astype(np.uint64),
         "merges": np.array(merges, np.uint32).ravel(),
-        "specials": [name.encode() for name in tokenizer.special_tokens],
+        "specials": tokenizer._specials.splitter,
         "special_ids": list(tokenizer.special_tokens.values()),
     }
 
@@ -230,7 +230,7 @@ def _native(pattern: str, outputs: list[list[int]] | None) -> _text.BpeEncoder:
         token_bytes=blob,
         token_offsets=offsets,
         merges=np.array([97, 98, 256, 256, 99, 257], np.uint32),
-        specials=[],
+        specials=_text.SpecialSplitter([], b""),
         special_ids=[],
         max_cache_slots=1 << 10,
         outputs=flat,

@@ -232,7 +232,7 @@ def refused(tmp_path: Path, text: str | bytes, message: str) -> None:
         ("special_tokens", {"<x>": True}, "object of token ids"),
         ("special_tokens", {"<x>": 97}, "used twice"),
         ("special_tokens", {"x" * 2000: 257}, "2000 bytes"),
-        ("normalizer", "NFKC", "null or 'NFC'"),
+        ("normalizer", "NFKC", "null, 'NFC' or a list of steps"),
         ("ignore_merges", 1, "true or false"),
         ("pattern", "gpt9", "unknown pattern"),
         ("extra", 1, "no such key 'extra'"),
