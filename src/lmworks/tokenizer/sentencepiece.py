@@ -84,7 +84,9 @@ class SentencePieceTokenizer(Tokenizer):
             pattern="none",
             ignore_merges=False,
             **tables(vocabulary)._asdict(),
-            specials=[symbol.encode("utf-8") for symbol in symbols],
+            specials=_text.SpecialSplitter(
+                [symbol.encode("utf-8") for symbol in symbols], bytes(len(symbols))
+            ),
             special_ids=[vocabulary.id_of[symbol] for symbol in symbols],
             max_cache_slots=MAX_CACHE_SLOTS,
         )
@@ -128,7 +130,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._encode_normalized([self.rules.apply_bytes(t) for t in plain], num_threads)
 
     def _is_plain(self, text: bytes, actions: bytes) -> bool:
-        return not self._specials.names or not self._specials.splitter.find(text, actions)
+        return not self._specials.names or self._specials.splitter.find(text, actions) == []
 
     def _encode_normalized(
         self, texts: list[bytes], num_threads: int
