@@ -58,7 +58,9 @@ def main(argv: list[str]) -> int:
         raise
     print_faults(faults)
     save(tokenizer, args.out, format=args.format)
-    _print_result(args, tokenizer, bars.done_bytes, time.monotonic() - start_s)
+    text = f"{bars.done_bytes / 1e6:,.1f} MB" + (", less what was left out," if faults else "")
+    print(f"trained a {args.kind} tokenizer on {text} in {time.monotonic() - start_s:.1f} s")
+    _print_result(args, tokenizer)
     return FAULTS_STATUS if faults and args.on_error == "fail" else 0
 
 
@@ -293,10 +295,7 @@ def _read_lines(file: Path | None) -> list[str]:
     return [line for line in read_text(file).split("\n") if line]
 
 
-def _print_result(
-    args: argparse.Namespace, tokenizer: "Tokenizer", size_bytes: int, elapsed_s: float
-) -> None:
-    print(f"trained a {args.kind} tokenizer on {size_bytes / 1e6:,.1f} MB in {elapsed_s:.1f} s")
+def _print_result(args: argparse.Namespace, tokenizer: "Tokenizer") -> None:
     if tokenizer.vocab_size < args.vocab_size and args.kind != "byte":
         print(f"  the text gives only {tokenizer.vocab_size:,} of the {args.vocab_size:,} tokens")
     print(
