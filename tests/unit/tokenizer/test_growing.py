@@ -2,6 +2,7 @@
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.tokenizer import growing
+from lmworks.tokenizer import growing, sentencepiece
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
@@ -18,6 +19,10 @@ from lmworks.tokenizer.growing import GrowingText
 from lmworks.tokenizer.word import WordTokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
+CORPUS = """The quick brown fox doesn't jump over the lazy dog; it's 12345 o'clock, WE'LL SEE.
+Größe, naïve café, Ελληνικά γράμματα, русский текст, 中文没有空格的句子。日本語 한국어
+The other there then these those while where whether weather hello hello world world the the of
+"""
 EDIT = st.tuples(st.sampled_from(["append", "cut", "replace"]), st.integers(0, 400), st.integers())
 
 
@@ -78,6 +83,39 @@ def test_ids_of_other_kinds_follow_every_edit(
         ),
     }
     check_edits(tokenizers[kind], texts, "all", monkeypatch)
+
+
+def test_every_small_edit_of_one_text_is_right(
+    gpt2: BPETokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "SEGMENT_CHARS", 6)
+    text = "the fox  the 中文\nhello it's 12 34 a b  c the fox. the end \n\n the fox, hello"
+    for begin in range(len(text)):
+        for end in range(begin, len(text)):
+            for new in ("", "xe", " "):
+                document = gpt2.growing(text)
+                assert len(document.ids) > 0
+                document.replace(begin, end, new)
+                assert document.ids.tolist() == gpt2.encode(text[:begin] + new + text[end:])
+
+
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_ids_of_sentencepiece_follow_every_edit(
+    has_prefix: bool, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    trainer.train(
+        sentence_iterator=iter(CORPUS.splitlines() * 3),
+        model_prefix=str(tmp_path / "small"),
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        add_dummy_prefix=has_prefix,
+        remove_extra_whitespaces=has_prefix,
+        minloglevel=2,
+    )
+    model = sentencepiece.load(tmp_path / "small.model")
+    check_edits(model, texts, "all", monkeypatch)
 
 
 def test_all_but_the_last_pieces_are_stable(gpt2: BPETokenizer) -> None:

@@ -195,6 +195,24 @@ def test_rows_equal_those_of_hugging_face(
         gpt2.template = None
 
 
+@pytest.mark.parametrize("template", list(TEMPLATES))
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_overflow_of_both_texts_is_in_the_order_of_hugging_face(
+    gpt2: BPETokenizer, peer: Any, template: str, side: Any
+) -> None:
+    truncation = Truncation(10, side=side, stride=1, overflow=True)
+    pair = (" the fox 12" * 4, " 中\né" * 5)
+    gpt2.template = TEMPLATES[template]
+    try:
+        ours = gpt2.prepare(*pair, truncation=truncation, with_offsets=True)
+    finally:
+        gpt2.template = None
+    configure(peer, TEMPLATES[template], truncation, None)
+    wanted = peer_rows(peer.encode_batch([pair]), overflow=True)
+    assert len(wanted) > 16
+    assert [row[1] for row in rows_of(ours)] == [row[1] for row in wanted]
+
+
 def test_rows_of_equal_length_are_arrays() -> None:
     tokenizer = ByteTokenizer()
     rows = tokenizer.prepare(["ab", "c"], padding=Padding(pad_id=9, multiple_of=3))
