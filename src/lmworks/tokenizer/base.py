@@ -482,7 +482,11 @@ class Tokenizer(ABC):
         return hash(self.fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.content(), self._template)
+        return _restore, (type(self), self.content(), self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """Attributes that a pickled copy gets besides the content."""
+        return {"template": self._template}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(vocab_size={self.vocab_size})"
@@ -516,11 +520,12 @@ def pack_tokens(tokens: Iterable[bytes]) -> "tuple[bytes, NDArray[np.uint64]]":
 
 
 def _restore(
-    cls: type[Tokenizer], content: Mapping[str, Any], template: Template | None
+    cls: type[Tokenizer], content: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Tokenizer:
     """What unpickling calls."""
     tokenizer = cls.from_content(content)
-    tokenizer.template = template
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
     return tokenizer
 
 

@@ -7,15 +7,15 @@ none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in trai
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmworks import _text
-from lmworks.base.errors import DataError
+from lmworks.base.errors import ConfigError, DataError
 from lmworks.tokenizer.base import Tokenizer, pack_tokens
 from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.preprocess import Preprocessor, Unknown
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
-from lmworks.tokenizer.schema import require_pattern
 from lmworks.tokenizer.special import SpecialSet, TokenFlags
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from lmworks.tokenizer.base import Ids
 
-# Per encoding thread; 32 bytes a slot, reached only by texts with half as many different pieces.
 MAX_CACHE_SLOTS = 1 << 20
+"""Default of `max_cache_slots`: at most about 50 MB per encoding thread."""
+NO_PATTERN = "none"
 
 
 class BPETokenizer(Tokenizer):
@@ -53,7 +54,8 @@ class BPETokenizer(Tokenizer):
         Args:
             tokens: bytes by token id; None where an id is unused or a special token's.
             merges: (left id, right id) in rank order; the joined bytes must be a token.
-            pattern: name of the pre-tokenizer pattern.
+            pattern: name of the pre-tokenizer pattern, or any regular expression of the `regex`
+                package (pretokenize.py); "none": tokens may be anywhere in the text.
             special_tokens: text -> id, outside of `tokens` or that of the token of these bytes.
             added_tokens: like special tokens, but found in every text, allowed or not.
             ignore_merges: a whole piece that is a token is taken as it is (tiktoken, Llama 3).
@@ -65,7 +67,7 @@ class BPETokenizer(Tokenizer):
         Raises:
             DataError: something does not fit together; says what.
         """
-        require_pattern(pattern)
+        pattern = _checked_pattern(pattern)
         if isinstance(normalizer, str):
             normalizer = Normalizer.from_json(normalizer)
         blob, offsets = pack_tokens(t or b"" for t in tokens)
@@ -80,26 +82,52 @@ class BPETokenizer(Tokenizer):
         self.normalizer = normalizer
         self.add_prefix_space = add_prefix_space
         self.unknown = unknown
-        self._encoder = _text.BpeEncoder(
-            pattern=pattern,
+        self._make_encoder = partial(
+            _text.BpeEncoder,
+            pattern=pattern if pattern in _text.PATTERNS else NO_PATTERN,
             ignore_merges=ignore_merges,
             token_bytes=blob,
             token_offsets=offsets,
             merges=_merge_table(self.tokens, self.merges, blob, offsets),
             specials=self._specials.splitter,
             special_ids=self._specials.ids,
-            max_cache_slots=MAX_CACHE_SLOTS,
         )
+        self._missing_bytes = missing
+        self.max_cache_slots = MAX_CACHE_SLOTS
+
+    @property
+    def max_cache_slots(self) -> int:
+        """Pieces that each thread's cache has room for, about twice as many as it keeps.
+
+        32 bytes each, and about half as much again for long pieces; the native code rounds up to a
+        power of two, at least 64. May be set, which empties the caches; the ids do not depend on
+        it.
+
+        Raises:
+            ConfigError: when set to less than 1.
+        """
+        return self._max_cache_slots
+
+    @max_cache_slots.setter
+    def max_cache_slots(self, max_cache_slots: int) -> None:
+        if max_cache_slots < 1:
+            raise ConfigError(f"max_cache_slots={max_cache_slots} must be 1 or more")
+        self._max_cache_slots = max_cache_slots
+        self._encoder = self._make_encoder(max_cache_slots=max_cache_slots)
         self._steps = Preprocessor(
             self._encoder,
             self._specials,
-            pattern=pattern,
-            normalizer=normalizer,
-            add_prefix_space=add_prefix_space,
-            unknown=unknown,
-            missing_bytes=missing,
+            pattern=self.pattern,
+            normalizer=self.normalizer,
+            add_prefix_space=self.add_prefix_space,
+            unknown=self.unknown,
+            missing_bytes=self._missing_bytes,
             token_lengths=self._token_lengths,
         )
+
+    def clear_cache(self) -> None:
+        """Give the memory of the piece caches back."""
+        self.max_cache_slots = self._max_cache_slots
 
     @classmethod
     def from_merges(
@@ -198,6 +226,12 @@ class BPETokenizer(Tokenizer):
         cut = self._steps.stream_cut(first, second, actions)
         return first[:cut], first[cut:] + second
 
+    def _settings(self) -> dict[str, Any]:
+        settings = super()._settings()
+        if self._max_cache_slots != MAX_CACHE_SLOTS:
+            settings["max_cache_slots"] = self._max_cache_slots
+        return settings
+
     # ---- decoding, content ----
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -253,6 +287,18 @@ class BPETokenizer(Tokenizer):
             add_prefix_space=content.get("add_prefix_space", False),
             unknown=Unknown.from_json(content["unknown"]) if "unknown" in content else None,
         )
+
+
+def _checked_pattern(pattern: str) -> str:
+    """The pattern's own name or expression; DataError when it is neither."""
+    if pattern in _text.PATTERNS or pattern == NO_PATTERN:
+        return pattern
+    from lmworks.tokenizer.pretokenize import check_pattern
+
+    try:
+        return check_pattern(pattern)
+    except ConfigError as err:
+        raise DataError(str(err)) from None
 
 
 def _check_tokens(

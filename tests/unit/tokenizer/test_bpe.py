@@ -200,7 +200,7 @@ def test_an_unused_id_is_refused() -> None:
         ({"merges": [(97, 999)]}, "not both tokens"),
         ({"merges": [(-1, 97)]}, "not both tokens"),
         ({"tokens": [*BYTES, b"ab"], "merges": [(97, 98)] * 2}, "given twice"),
-        ({"pattern": "gpt3"}, "did you mean 'gpt2'"),
+        ({"pattern": "gpt22"}, "did you mean 'gpt2'"),
         ({"special_tokens": {"<x>": 97}}, "used twice"),
         ({"special_tokens": {"<x>": 256, "<y>": 256}}, "used twice"),
         ({"special_tokens": {"<x>": 2**40}}, "not in 0"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmworks.base.errors import ConfigError
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.compare import KINDS, train_kind
@@ -128,3 +129,18 @@ def test_memory_stays_flat_over_endless_new_words(gpt2: BPETokenizer) -> None:
     # The cache is full, and has been emptied, after some millions of different words.
     full = encode(20)
     assert encode(20) - full < 8 * MEGABYTE
+
+
+def test_the_cache_can_be_small_and_emptied_and_changes_no_ids(gpt2: BPETokenizer) -> None:
+    tokenizer: BPETokenizer = pickle.loads(pickle.dumps(gpt2))
+    texts = [TEXT + random_text(np.random.default_rng(i), 100_000) for i in range(3)]
+    wanted = tokenizer.encode_batch(texts, num_threads=1)
+    for max_cache_slots in (1, 64, 5_000):
+        tokenizer.max_cache_slots = max_cache_slots
+        for num_threads in (1, 3):
+            assert tokenizer.encode_batch(texts * 2, num_threads=num_threads) == wanted * 2
+        tokenizer.clear_cache()
+        assert [tokenizer.encode(text) for text in texts] == wanted
+        assert pickle.loads(pickle.dumps(tokenizer)).max_cache_slots == max_cache_slots
+    with pytest.raises(ConfigError, match="max_cache_slots=0 must be 1 or more"):
+        tokenizer.max_cache_slots = 0
