@@ -14,6 +14,7 @@ from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
 from lmworks.tokenizer.char import CharTokenizer
+from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.word import WordTokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
@@ -73,6 +74,68 @@ def test_spans_equal_those_of_hugging_face(gpt2: BPETokenizer, tmp_path: Path) -
         theirs = peer.encode(text)
         assert ours.ids.tolist() == theirs.ids
         assert [tuple(pair) for pair in ours.offsets.tolist()] == theirs.offsets
+
+    check()
+
+
+def test_spans_of_tokens_that_take_in_white_space_equal_those_of_hugging_face(
+    gpt2: BPETokenizer, tmp_path: Path
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    save(gpt2, tmp_path / "plain.json", format="hf")
+    peer = tokenizers.Tokenizer.from_file(str(tmp_path / "plain.json"))
+    flags = {"<mask>": ["lstrip"], "<end>": ["rstrip"], "<both>": ["lstrip", "rstrip"]}
+    peer.add_special_tokens(
+        [
+            tokenizers.AddedToken(name, normalized=False, **dict.fromkeys(names, True))
+            for name, names in flags.items()
+        ]
+    )
+    ids = {name: peer.token_to_id(name) for name in flags}
+    content = {"special_tokens": {**gpt2.special_tokens, **ids}, "token_flags": flags}
+    ours = BPETokenizer.from_content({**gpt2.content(), **content})
+    parts = ["<mask>", "<end>", "<both>", " ", "  ", "\n", "the", "é", "🙂", "<"]
+
+    @settings(max_examples=200)
+    @given(st.lists(st.sampled_from(parts), max_size=12).map("".join))
+    def check(text: str) -> None:
+        found = ours.encode_with_offsets(text, **ANY_SPECIAL)
+        wanted = peer.encode(text)
+        assert found.ids.tolist() == wanted.ids == ours.encode(text, **ANY_SPECIAL)
+        assert [tuple(pair) for pair in found.offsets.tolist()] == wanted.offsets
+
+    check()
+
+
+def test_spans_are_places_in_the_text_before_it_is_normalized() -> None:
+    nfc = BPETokenizer(BYTES, [], pattern="qwen2", special_tokens={"<x>": 256}, normalizer="NFC")
+    text = "e\u0301x<x>\u1112\u1161\u11abé"
+    encoding = nfc.encode_with_offsets(text, **ANY_SPECIAL)
+    assert encoding.ids.tolist() == nfc.encode(text, **ANY_SPECIAL)
+    spans = [[0, 2]] * 2 + [[2, 3], [3, 6]] + [[6, 9]] * 3 + [[9, 10]] * 2
+    assert encoding.offsets.tolist() == spans
+    in_bytes = nfc.encode_with_offsets(text, unit="byte", **ANY_SPECIAL).offsets.tolist()
+    assert in_bytes[:4] == [[0, 3], [0, 3], [3, 4], [4, 7]]
+
+
+@pytest.mark.parametrize("steps", [["nfc"], ["nfd"], ["nfkc", "lowercase"], ["strip_accents"]])
+def test_spans_behind_a_normalizer_hold_what_the_token_is_made_of(
+    steps: list[str], texts: Any
+) -> None:
+    normalizer = Normalizer.from_json([{"kind": kind} for kind in steps])
+    assert normalizer is not None
+    tokenizer = BPETokenizer(BYTES, [], pattern="none", special_tokens={}, normalizer=normalizer)
+
+    @settings(max_examples=60)
+    @given(texts)
+    def check(text: str) -> None:
+        encoding = tokenizer.encode_with_offsets(text)
+        assert encoding.ids.tolist() == tokenizer.encode(text)
+        at = 0
+        for begin, end in encoding.offsets.tolist():
+            assert begin <= at  # nothing between two spans is left out
+            at = max(at, end)
+            assert begin < end <= len(text)
 
     check()
 
