@@ -51,7 +51,8 @@ class Charsmap:
     def split(self, text: str, fixed: re.Pattern[str] | None = None) -> list[str]:
         """The normalized text in parts: unchanged text and replacements in turn, text at both ends.
 
-        What `fixed` matches stays as it is and counts as a replacement.
+        What `fixed` matches stays as it is and counts as a replacement. A byte that is not UTF-8
+        (U+DC80..U+DCFF, by the error handler "surrogateescape") becomes U+FFFD.
         """
         self._learn(text)
         spots = self._spots(fixed)
@@ -78,7 +79,7 @@ class Charsmap:
         node = self._root()
         best = begin + 1, text[begin]
         for end in range(begin + 1, len(text) + 1):
-            node, value = self._walk(node, text[end - 1].encode("utf-8"))
+            node, value = self._walk(node, text[end - 1].encode("utf-8", "surrogateescape"))
             if node < 0:
                 break
             if value is not None:
@@ -102,7 +103,11 @@ class Charsmap:
         """Look up the characters that no text had before."""
         for char in set(text) - self._known:
             self._known.add(char)
-            node, value = self._walk(self._root(), char.encode("utf-8"))
+            if "\udc80" <= char <= "\udcff":
+                self._rules[char] = "\ufffd"
+                self._candidates = None
+                continue
+            node, value = self._walk(self._root(), char.encode("utf-8", "surrogateescape"))
             if value is not None:
                 self._rules[char] = self._replacement(value)
                 self._candidates = None

@@ -23,9 +23,9 @@ from lmworks.tokenizer.base import Tokenizer, to_bytes
 from lmworks.tokenizer.bpe import MAX_CACHE_SLOTS
 from lmworks.tokenizer.sentencepiece_decode import PieceDecoder, PieceStreamDecoder
 from lmworks.tokenizer.sentencepiece_native import tables
-from lmworks.tokenizer.sentencepiece_text import SPACE, TextRules, utf8_text
+from lmworks.tokenizer.sentencepiece_text import SPACE, TextRules, escaped_text, replace_escaped
 from lmworks.tokenizer.sentencepiece_vocabulary import PieceType, Vocabulary, byte_of
-from lmworks.tokenizer.special import SpecialSet
+from lmworks.tokenizer.special import SpecialSet, TokenFlags
 from lmworks.tokenizer.stream import BLOCK_CHARS, StreamDecoder
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class SentencePieceTokenizer(Tokenizer):
         *,
         special_tokens: Mapping[str, int],
         added_tokens: Mapping[str, int] | None = None,
+        token_flags: Mapping[str, TokenFlags] | None = None,
         unknown_text: str = DEFAULT_UNKNOWN_TEXT,
         split_words: bool = False,
     ) -> None:
@@ -59,13 +60,14 @@ class SentencePieceTokenizer(Tokenizer):
             rules: what happens to text before.
             special_tokens: text -> id, usually the control symbols and the unknown token.
             added_tokens: like special tokens, but found in every text, allowed or not.
+            token_flags: how special and added tokens are found, of those that have flags.
             unknown_text: what the unknown id decodes to.
             split_words: no piece reaches across a space (Hugging Face's Metaspace with split).
 
         Raises:
             DataError: something does not fit together; says what.
         """
-        super().__init__(special_tokens, added_tokens)
+        super().__init__(special_tokens, added_tokens, token_flags)
         for name, token_id in zip(self._specials.names, self._specials.ids, strict=True):
             if not 0 <= token_id < _text.MAX_TOKENS:
                 raise DataError(
@@ -94,6 +96,11 @@ class SentencePieceTokenizer(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return max([len(self.vocabulary.pieces), *(i + 1 for i in self._specials.ids)])
+
+    @property
+    def token_flags(self) -> dict[str, TokenFlags]:
+        """How special and added tokens are found, of those that have flags."""
+        return dict(self._specials.flags)
 
     # ---- encoding ----
 
@@ -141,7 +148,7 @@ class SentencePieceTokenizer(Tokenizer):
         if self.split_words:
             parts = [self._encoder.encode_pieces(text, _word_ends(text)) for text in texts]
             starts = np.cumsum([0, *map(len, parts)], dtype=np.uint64)
-            return self._fused(np.concatenate(parts), starts)
+            return self._fused(np.concatenate([np.empty(0, np.uint32), *parts]), starts)
         if len(texts) == 1:
             ids = self._encoder.encode_to_numpy(texts[0], self._find_symbols)
             assert not isinstance(ids, int), "no symbol is forbidden"
@@ -154,8 +161,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Without the unknown ids that follow another one in the same text."""
         import numpy as np
 
-        vocabulary = self.vocabulary
-        if vocabulary.byte_ids or self.unk_id is None or not vocabulary.fuse_unknown:
+        if not self._fuses:
             return ids, starts
         is_unknown = ids == self.unk_id
         is_kept = np.ones(len(ids), np.bool_)
@@ -163,6 +169,12 @@ class SentencePieceTokenizer(Tokenizer):
         is_kept[starts[starts < len(ids)]] = True
         kept_before = np.concatenate([[0], np.cumsum(is_kept, dtype=np.uint64)])
         return ids[is_kept], kept_before[starts].astype(np.uint64)
+
+    @property
+    def _fuses(self) -> bool:
+        """Whether neighbouring unknown characters become one id."""
+        vocabulary = self.vocabulary
+        return not vocabulary.byte_ids and self.unk_id is not None and vocabulary.fuse_unknown
 
     # ---- offsets ----
 
@@ -173,21 +185,18 @@ class SentencePieceTokenizer(Tokenizer):
 
         ids: list[Ids] = [np.empty(0, np.uint32)]
         spans: list[NDArray[np.int64]] = [np.empty((0, 2), np.int64)]
-        at = 0
         for segment in self._specials.split(text, actions):
-            end = at + len(segment.text)
+            begin = segment.begin
             if segment.token_id is None:
                 normalized, places = self.rules.apply_aligned(
-                    utf8_text(segment.text), is_start=at == 0
+                    escaped_text(segment.text), is_start=begin == 0
                 )
                 ids.append(self._encode_normalized([normalized.encode("utf-8")], 1)[0])
-                spans.append(
-                    at + plain_spans(self.vocabulary, ids[-1], normalized, places, segment.text)
-                )
+                plain = plain_spans(self.vocabulary, ids[-1], normalized, places, segment.text)
+                spans.append(begin + plain)
             else:
                 ids.append(np.array([segment.token_id], np.uint32))
-                spans.append(np.array([[at, end]], np.int64))
-            at = end
+                spans.append(np.array([[begin, segment.end]], np.int64))
         return np.concatenate(ids), np.concatenate(spans)
 
     # ---- streams ----
@@ -210,8 +219,11 @@ class SentencePieceTokenizer(Tokenizer):
         if needs_space and self.rules.prefix == "always":
             return 0
         escaped = text.replace(" ", self.rules.space)
+        known = self.vocabulary.id_of if self._fuses else None
         for at in range(len(text) - 1, 0, -1):
             if needs_space and escaped[at] != SPACE:
+                continue
+            if known is not None and escaped[at - 1] not in known and escaped[at] not in known:
                 continue
             if escaped[at - 1 : at + 1] not in self._pairs:
                 return at
@@ -281,7 +293,11 @@ class SentencePieceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int], *, errors: str = "replace") -> str:
         """The text of `ids`; by default each bad byte becomes U+FFFD, as in SentencePiece."""
         data = self.decode_bytes(ids)
-        return utf8_text(data) if errors == "replace" else data.decode("utf-8", errors=errors)
+        return (
+            replace_escaped(escaped_text(data))
+            if errors == "replace"
+            else data.decode("utf-8", errors=errors)
+        )
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids` in a row, without the dummy space; DataError for what is no id."""
@@ -342,7 +358,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def content(self) -> dict[str, Any]:
         vocabulary = self.vocabulary
-        return {
+        content = {
             "text_rules": self.rules.to_json(),
             "split_words": self.split_words,
             "fuse_unknown": vocabulary.fuse_unknown,
@@ -354,6 +370,9 @@ class SentencePieceTokenizer(Tokenizer):
             "scores": None if vocabulary.scores is None else list(vocabulary.scores),
             "merges": None if vocabulary.merges is None else [list(p) for p in vocabulary.merges],
         }
+        if self.token_flags:
+            content["token_flags"] = {name: f.names() for name, f in self.token_flags.items()}
+        return content
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "SentencePieceTokenizer":
@@ -376,6 +395,10 @@ class SentencePieceTokenizer(Tokenizer):
             TextRules.from_json(content["text_rules"], vocabulary.user_defined),
             special_tokens=content["special_tokens"],
             added_tokens=content["added_tokens"],
+            token_flags={
+                name: TokenFlags.from_names(names)
+                for name, names in content.get("token_flags", {}).items()
+            },
             unknown_text=content["unknown_text"],
             split_words=content["split_words"],
         )

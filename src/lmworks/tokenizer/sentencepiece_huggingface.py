@@ -16,6 +16,7 @@ from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
 from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.sentencepiece_text import SPACE, Prefix, PrefixAt, TextRules
 from lmworks.tokenizer.sentencepiece_vocabulary import BYTE_NAMES, PieceType, Vocabulary
+from lmworks.tokenizer.special import TokenFlags
 
 _is_object = Check("an object", lambda v: isinstance(v, dict))
 _is_list = Check("a list", lambda v: isinstance(v, list))
@@ -43,7 +44,8 @@ def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     _check_model(model)
     rules, split_words = _rules(value)
     _check_decoder(value.get("decoder"))
-    special, added = _added_tokens(value.get("added_tokens") or [], value.get("normalizer"))
+    entries = value.get("added_tokens") or []
+    special, added, flags = _added_tokens(entries, has_normalizer=bool(value.get("normalizer")))
     vocab: dict[str, Any] = field(model, "vocab", _is_object, "model")
     unknown = model.get("unk_token")
     if unknown is not None and unknown not in vocab:
@@ -53,6 +55,7 @@ def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
         rules,
         special_tokens=special,
         added_tokens=added,
+        token_flags=flags,
         unknown_text=unknown or "",
         split_words=split_words,
     )
@@ -128,24 +131,26 @@ def _merge(entry: Any, rank: int, vocab: dict[str, Any]) -> tuple[int, int]:
     return vocab[parts[0]], vocab[parts[1]]
 
 
-def _added_tokens(entries: Any, normalizer: Any) -> tuple[dict[str, int], dict[str, int]]:
+def _added_tokens(
+    entries: Any, *, has_normalizer: bool
+) -> tuple[dict[str, int], dict[str, int], dict[str, TokenFlags]]:
     if not isinstance(entries, list):
         raise DataError(f"added_tokens must be a list, got {type(entries).__name__}")
     special: dict[str, int] = {}
     added: dict[str, int] = {}
+    flags: dict[str, TokenFlags] = {}
     for i, entry in enumerate(entries):
         where = f"added_tokens[{i}]"
         content = field(entry, "content", is_string, where)
         token_id = field(entry, "id", is_int, where)
-        for flag in ("lstrip", "rstrip", "single_word"):
-            if entry.get(flag):
-                raise DataError(f"{where} ({content!r}): {flag} is not supported; it must be false")
-        if normalizer and entry.get("normalized"):
+        if has_normalizer and entry.get("normalized"):
             raise DataError(f"{where} ({content!r}): normalized must be false beside a normalizer")
         if content in special or content in added:
             raise DataError(f"{where}: token {content!r} is given twice; keep one")
         (special if entry.get("special") else added)[content] = token_id
-    return special, added
+        names = [name for name in ("lstrip", "rstrip", "single_word") if entry.get(name)]
+        flags[content] = TokenFlags.from_names(names)
+    return special, added, flags
 
 
 def _rules(value: Mapping[str, Any]) -> tuple[TextRules, bool]:
@@ -243,13 +248,12 @@ def to_huggingface(tokenizer: SentencePieceTokenizer) -> str:
     for name, token_id in names.items():
         if vocab.setdefault(name, token_id) != token_id:
             raise _no_form(f"special token {name!r} is spelt like piece {vocab[name]}")
+    flags = {name: flags.names() for name, flags in tokenizer.token_flags.items()}
     added = [
         {
             "id": token_id,
             "content": name,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
+            **{flag: flag in flags.get(name, ()) for flag in ("single_word", "lstrip", "rstrip")},
             "normalized": name in vocabulary.user_defined,
             "special": name in specials,
         }

@@ -45,8 +45,8 @@ def parse(data: bytes) -> Model:
     trainer = _message(specs.get(2, b""), "trainer_spec")
     kind = trainer.get(3, 1)
     if kind != _BPE:
-        name = _MODEL_TYPES.get(kind, kind) if isinstance(kind, int) else kind
-        raise DataError(f"the model is of type {name}; only BPE models can be read")
+        name = _MODEL_TYPES.get(kind) if isinstance(kind, int) else None
+        raise DataError(f"the model is of type {name or kind!r}; only BPE models can be read")
     vocabulary = _vocabulary(pieces, has_bytes=_flag(trainer, 35, "byte_fallback", False))
     if vocabulary.unknown_id is None:
         raise DataError("no piece is of type UNKNOWN; a SentencePiece model has one")

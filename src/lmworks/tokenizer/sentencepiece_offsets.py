@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmworks.tokenizer.offsets import spans_before_normalizing, spans_of_lengths
-from lmworks.tokenizer.sentencepiece_text import utf8_text
+from lmworks.tokenizer.sentencepiece_text import escaped_text, replace_escaped
 from lmworks.tokenizer.sentencepiece_vocabulary import PieceType, Vocabulary
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def plain_spans(
     """
     lengths = _lengths(vocabulary, ids.tolist(), normalized)
     spans = spans_of_lengths(np.array(lengths, np.int64))
-    decoded = utf8_text(text)
+    decoded = replace_escaped(escaped_text(text))
     spans = spans_before_normalizing(spans, normalized, np.array(places, np.int64), decoded)
     if len(decoded.encode("utf-8")) == len(text) or not len(spans):
         return spans
@@ -62,7 +62,7 @@ def _unknown_size(vocabulary: Vocabulary, text: str, following: int | None) -> i
 
 
 def _places_in_bytes(text: bytes) -> "NDArray[np.int64]":
-    """Where the bytes of `utf8_text(text)` are in `text`, which is not all UTF-8; and the end."""
+    """Where the bytes of the decoded `text`, which is not all UTF-8, are in it; and the end."""
     places: list[int] = []
     at = 0
     for char in text.decode("utf-8", "surrogateescape"):

@@ -24,16 +24,13 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _SPACES = re.compile(" {2,}")
 
 
-def utf8_text(text: bytes) -> str:
-    """The text, with U+FFFD for each byte that is not UTF-8."""
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError:
-        return replace_escaped(text.decode("utf-8", "surrogateescape"))
+def escaped_text(text: bytes) -> str:
+    """The text, with U+DC80..U+DCFF for each byte that is not UTF-8."""
+    return text.decode("utf-8", "surrogateescape")
 
 
 def replace_escaped(text: str) -> str:
-    """U+FFFD for each byte that the error handler "surrogateescape" let through."""
+    """U+FFFD for each byte that is not UTF-8."""
     return text if text.isascii() else _ESCAPED_BYTE.sub("\ufffd", text)
 
 
@@ -95,7 +92,7 @@ class TextRules:
         """The text that is cut into pieces.
 
         Args:
-            text: what is changed.
+            text: what is changed; bytes that are not UTF-8 stand as U+DC80..U+DCFF.
             is_start: nothing stands before it.
             has_prefix: it begins a stretch between special tokens, so it may get a dummy space.
         """
@@ -119,11 +116,12 @@ class TextRules:
 
     def apply_bytes(self, text: bytes, *, is_start: bool = True, has_prefix: bool = True) -> bytes:
         """`apply` to UTF-8; each byte that is not becomes U+FFFD."""
-        decoded = utf8_text(text)
+        decoded = escaped_text(text)
         if self.keeps_places and decoded:
             # What most models do, without a detour over characters.
             space = self.space.encode("utf-8")
-            text = decoded.encode("utf-8") if "\ufffd" in decoded else text
+            if not decoded.isascii():
+                text = replace_escaped(decoded).encode("utf-8")
             has_prefix = has_prefix and self._has_prefix(decoded[0], is_start)
             return (space if has_prefix else b"") + text.replace(b" ", space)
         return self.apply(decoded, is_start=is_start, has_prefix=has_prefix).encode("utf-8")
@@ -163,7 +161,7 @@ class TextRules:
             return symbol.end(), symbol.group()
         if self._map is not None:
             return self._map.longest(text, at)
-        return at + 1, text[at]
+        return at + 1, replace_escaped(text[at])
 
     @property
     def keeps_places(self) -> bool:
@@ -174,6 +172,7 @@ class TextRules:
         """The text in parts, unchanged ones and replaced or user-defined ones in turn."""
         if self._map is not None:
             return self._map.split(text, self._fixed)
+        text = replace_escaped(text)
         if self._fixed is None or not self.remove_extra_whitespaces:
             return [text]
         parts: list[str] = []
