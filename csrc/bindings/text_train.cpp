@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -136,6 +137,27 @@ void count_cut_pieces(lmworks::BpeTrainer& trainer, const nb::bytes& text, const
 
 std::string string_of(const nb::bytes& b) { return {b.c_str(), b.size()}; }
 
+// Runs work() without the GIL; a failure of the system is told with the path.
+template <class Work>
+void with_file(const nb::bytes& path, Work work) {
+  try {
+    const nb::gil_scoped_release no_gil;
+    work();
+  } catch (const std::system_error& e) {
+    raise_os_error(e.code().value(), e.code().message(), path);
+  }
+}
+
+void save_counts(lmworks::BpeTrainer& trainer, const nb::bytes& path) {
+  const std::string name = string_of(path);
+  with_file(path, [&] { trainer.save_counts(name); });
+}
+
+void add_counts(lmworks::BpeTrainer& trainer, const nb::bytes& path) {
+  const std::string name = string_of(path);
+  with_file(path, [&] { trainer.add_counts(name); });
+}
+
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& list) {
   std::vector<std::string> strings;
   for (const nb::bytes& b : list) strings.push_back(string_of(b));
@@ -184,6 +206,20 @@ nb::list train(lmworks::BpeTrainer& trainer, int64_t max_merges, nb::object repo
 }  // namespace
 
 void bind_train(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const lmworks::MemoryLimitError& e) {
+      PyErr_SetString(PyExc_MemoryError, e.what());
+    } catch (const lmworks::CountsFileError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const lmworks::SpillError& e) {
+      const std::string what = std::string(e.what()) + ": " + std::strerror(e.code);
+      PyErr_SetObject(
+          PyExc_OSError,
+          nb::make_tuple(e.code, what, nb::bytes(e.folder.data(), e.folder.size())).ptr());
+    }
+  });
   m.def("split", &split, nb::arg("text"), nb::arg("pattern"));
   m.def("count_pieces", &count_pieces, nb::arg("text"), nb::arg("pattern"));
   m.def(
@@ -195,15 +231,22 @@ void bind_train(nb::module_& m) {
       .def(
           "__init__",
           [](lmworks::BpeTrainer* self, const std::optional<std::string>& pattern,
-             const std::vector<nb::bytes>& special_tokens, unsigned num_threads) {
+             const std::vector<nb::bytes>& special_tokens, unsigned num_threads,
+             const nb::bytes& settings, uint64_t max_memory_bytes, const nb::bytes& spill_folder) {
             const auto known = pattern ? std::optional(pattern_named(*pattern)) : std::nullopt;
-            new (self) lmworks::BpeTrainer(known, strings_of(special_tokens), num_threads);
+            new (self) lmworks::BpeTrainer(known, strings_of(special_tokens), num_threads,
+                                           string_of(settings),
+                                           {max_memory_bytes, string_of(spill_folder)});
           },
-          nb::arg("pattern").none(), nb::arg("special_tokens"), nb::arg("num_threads"))
+          nb::arg("pattern").none(), nb::arg("special_tokens"), nb::arg("num_threads"),
+          nb::kw_only(), nb::arg("settings") = nb::bytes("", 0), nb::arg("max_memory_bytes") = 0,
+          nb::arg("spill_folder") = nb::bytes("", 0))
       .def("count_file", &count_file, nb::arg("path"), nb::arg("allow_invalid_utf8"),
            nb::arg("report").none())
       .def("count_texts", &count_texts, nb::arg("texts"))
       .def("count_pieces", &count_cut_pieces, nb::arg("text"), nb::arg("ends"))
+      .def("save_counts", &save_counts, nb::arg("path"))
+      .def("add_counts", &add_counts, nb::arg("path"))
       .def("train", &train, nb::arg("max_merges"), nb::arg("report").none(), nb::kw_only(),
            nb::arg("ties") = "bytes", nb::arg("min_frequency") = 1,
            nb::arg("max_token_bytes") = nb::none(), nb::arg("initial_merges") = nb::list(),

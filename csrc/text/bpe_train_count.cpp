@@ -10,7 +10,7 @@
 #include <mutex>
 #include <system_error>
 
-#include "bpe_train_words.h"
+#include "bpe_train_counts.h"
 #include "lmworks/bpe_train.h"
 #include "threads.h"
 
@@ -226,11 +226,27 @@ class FileBlocks {
 
 }  // namespace
 
-BpeTrainer::BpeTrainer(std::optional<Pattern> pattern,
-                       const std::vector<std::string>& special_tokens, unsigned num_threads)
-    : pattern_(pattern), specials_(std::make_unique<SpecialFinder>(special_tokens)) {
-  for (unsigned i = 0; i < num_threads; ++i) tables_.push_back(std::make_unique<WordTable>());
+namespace {
+
+// All that pieces depend on, as text.
+std::string describe(std::optional<Pattern> pattern, const std::vector<std::string>& specials,
+                     const std::string& settings) {
+  std::string text = "pattern " + (pattern ? std::string(pattern_name(*pattern)) : "of the caller");
+  for (const std::string& s : specials) {
+    text += ", special token (" + std::to_string(s.size()) + " bytes) " + s;
+  }
+  return settings.empty() ? text : text + ", " + settings;
 }
+
+}  // namespace
+
+BpeTrainer::BpeTrainer(std::optional<Pattern> pattern,
+                       const std::vector<std::string>& special_tokens, unsigned num_threads,
+                       const std::string& settings, const TrainerLimits& limits)
+    : pattern_(pattern),
+      specials_(std::make_unique<SpecialFinder>(special_tokens)),
+      counts_(std::make_unique<CountStore>(num_threads, describe(pattern, special_tokens, settings),
+                                           limits.max_memory_bytes, limits.spill_folder)) {}
 
 BpeTrainer::~BpeTrainer() = default;
 
@@ -256,12 +272,12 @@ CountResult BpeTrainer::count_file(const std::string& path, bool allow_invalid_u
       }
       const uint8_t* const readable = bytes_of(text) + text.size() + FileBlocks::kSlack;
       with_pattern(pattern(), [&]<Pattern P>() {
-        count_between_specials<P>(text, readable, *specials_, *tables_[thread]);
+        count_between_specials<P>(text, readable, *specials_, counts_->table(thread));
       });
       num_done += text.size();
     }
   };
-  run_threads(tables_.size(), work, [&] {
+  run_threads(counts_->num_tables(), work, [&] {
     if (!progress(num_done, size)) blocks.stop();
   });
   blocks.check_unchanged();
@@ -275,12 +291,12 @@ void BpeTrainer::count_texts(std::span<const std::string_view> texts) {
     for (size_t i; (i = next++) < texts.size();) {
       with_pattern(pattern(), [&]<Pattern P>() {
         const uint8_t* const readable = bytes_of(texts[i]) + texts[i].size();
-        count_between_specials<P>(texts[i], readable, *specials_, *tables_[thread]);
+        count_between_specials<P>(texts[i], readable, *specials_, counts_->table(thread));
       });
     }
   };
-  if (texts.size() == 1 || tables_.size() == 1) return work(0);
-  run_threads(std::min(tables_.size(), texts.size()), work, [] {});
+  if (texts.size() == 1 || counts_->num_tables() == 1) return work(0);
+  run_threads(std::min(counts_->num_tables(), texts.size()), work, [] {});
 }
 
 void BpeTrainer::count_pieces(std::string_view text, std::span<const uint64_t> ends) {
@@ -295,7 +311,7 @@ void BpeTrainer::count_pieces(std::string_view text, std::span<const uint64_t> e
   if (last != text.size()) throw std::invalid_argument("the last piece must end with the text");
   last = 0;
   for (const uint64_t end : ends) {
-    tables_[0]->add(begin + last, end - last, begin + text.size());
+    counts_->table(0).add(begin + last, end - last, begin + text.size());
     last = end;
   }
 }
@@ -305,10 +321,10 @@ Pattern BpeTrainer::pattern() const {
   return *pattern_;
 }
 
-uint64_t BpeTrainer::num_pieces() const {
-  uint64_t sum = 0;
-  for (const auto& t : tables_) sum += t->num_pieces();
-  return sum;
-}
+uint64_t BpeTrainer::num_pieces() const { return counts_->num_pieces(); }
+
+void BpeTrainer::save_counts(const std::string& path) { counts_->save(path); }
+
+void BpeTrainer::add_counts(const std::string& path) { counts_->add(path); }
 
 }  // namespace lmworks

@@ -3,9 +3,8 @@
 
 #include <numeric>
 
+#include "bpe_train_counts.h"
 #include "bpe_train_segment.h"
-#include "bpe_train_words.h"
-#include "threads.h"
 
 namespace lmworks {
 namespace {
@@ -22,18 +21,9 @@ struct Summary {
   throw std::overflow_error("the counts of pieces are too large: their sum exceeds 2^63");
 }
 
-// The counted words, until they are stored as symbols.
-struct Counts {
-  std::vector<std::unique_ptr<WordTable>> tables;
+constexpr size_t kMinIndexBytes = 4 << 20;
 
-  // f(bytes, size, count) for each distinct word.
-  template <class F>
-  void for_each(F&& f) const {
-    for (const auto& t : tables) t->for_each(f);
-  }
-};
-
-Summary summarize(const Counts& counts) {
+Summary summarize(const CountStore& counts) {
   Summary summary;
   int64_t sum = 0;  // of all bytes: no count of a byte or a pair can exceed it
   counts.for_each([&](const uint8_t* bytes, size_t size, int64_t count) {
@@ -104,13 +94,28 @@ std::vector<Merge> merges_of_seeds(const TrainOptions& options, StartVocabulary&
   return merger.take_merges();
 }
 
+// Memory that is left for the index of pairs; room for the words is made.
+size_t index_memory(CountStore& counts, const Summary& summary, size_t word_bytes) {
+  if (counts.max_bytes() == 0) return SIZE_MAX;
+  const size_t needed = word_bytes + kMinIndexBytes;
+  if (needed > counts.max_bytes()) {
+    throw MemoryLimitError("merging the " + std::to_string(summary.num_words) +
+                           " distinct pieces takes at least " + std::to_string(needed) +
+                           " bytes; the memory limit is " + std::to_string(counts.max_bytes()));
+  }
+  counts.make_room(needed);
+  return counts.max_bytes() - word_bytes;
+}
+
 // Frees the counts once they are stored as words.
 template <class Symbol>
-std::vector<Merge> make_merges(Counts counts, const Summary& summary, StartVocabulary& start,
+std::vector<Merge> make_merges(CountStore& counts, const Summary& summary, StartVocabulary& start,
                                const TrainOptions& options, uint64_t num_seed_merges,
                                uint64_t max_merges, const Progress& progress) {
   Words<Symbol> words;
-  words.reserve(summary.num_bytes + summary.num_words * Words<Symbol>::kHeader);
+  const size_t units = summary.num_bytes + summary.num_words * Words<Symbol>::kHeader;
+  const size_t index_bytes = index_memory(counts, summary, units * sizeof(Symbol));
+  words.reserve(units);
   std::vector<Symbol> narrow;
   counts.for_each([&](const uint8_t* bytes, size_t size, int64_t count) {
     const std::span<const uint32_t> symbols = start.segment(bytes, size);
@@ -118,7 +123,7 @@ std::vector<Merge> make_merges(Counts counts, const Summary& summary, StartVocab
     narrow.assign(symbols.begin(), symbols.end());
     words.add(narrow, count);
   });
-  counts = {};
+  counts.clear();
   std::unordered_set<std::string> taken(options.reserved.begin(), options.reserved.end());
   if (!options.initial_merges.empty()) {
     taken.insert(start.tokens().begin(), start.tokens().end());
@@ -128,6 +133,7 @@ std::vector<Merge> make_merges(Counts counts, const Summary& summary, StartVocab
   limits.min_frequency = std::max<int64_t>(options.min_frequency, 1);
   limits.max_token_bytes = options.max_token_bytes;
   limits.num_merges = max_merges - num_seed_merges;
+  limits.max_index_bytes = index_bytes;
   Merger<Symbol> merger(std::move(words), start.tokens(), std::move(taken), limits);
   for (uint64_t i = num_seed_merges; i < max_merges; ++i) {
     if (i % kMergesPerPoll == 0 && !progress(i, max_merges)) break;
@@ -136,7 +142,7 @@ std::vector<Merge> make_merges(Counts counts, const Summary& summary, StartVocab
   return merger.take_merges();
 }
 
-std::vector<Merge> train_on(Counts counts, const TrainOptions& options, std::string& alphabet,
+std::vector<Merge> train_on(CountStore& counts, const TrainOptions& options, std::string& alphabet,
                             const Progress& progress) {
   const Summary summary = summarize(counts);
   alphabet = choose_alphabet(options, summary);
@@ -160,8 +166,8 @@ std::vector<Merge> train_on(Counts counts, const TrainOptions& options, std::str
       std::max<uint64_t>(num_symbols, summary.max_size) <= Words<uint16_t>::kMaxSize;
   const uint64_t num_seed_merges = merges.size();
   const auto run = [&]<class Symbol>() {
-    return make_merges<Symbol>(std::move(counts), summary, start, options, num_seed_merges,
-                               max_merges, progress);
+    return make_merges<Symbol>(counts, summary, start, options, num_seed_merges, max_merges,
+                               progress);
   };
   const std::vector<Merge> made =
       is_narrow ? run.template operator()<uint16_t>() : run.template operator()<uint32_t>();
@@ -169,28 +175,16 @@ std::vector<Merge> train_on(Counts counts, const TrainOptions& options, std::str
   return merges;
 }
 
-// One table per part of the hash space, so that threads need no lock. Frees the tables given.
-std::vector<std::unique_ptr<WordTable>> combine(std::vector<std::unique_ptr<WordTable>> tables) {
-  const size_t n = tables.size();
-  if (n == 1) return tables;
-  std::vector<std::unique_ptr<WordTable>> parts(n);
-  const auto work = [&](size_t part) {
-    parts[part] = std::make_unique<WordTable>();
-    for (const auto& t : tables) parts[part]->add_part(*t, part, n);
-  };
-  run_threads(n, work, [] {});
-  return parts;
-}
-
 }  // namespace
 
 std::vector<Merge> BpeTrainer::train(const TrainOptions& options, const Progress& progress) {
-  const size_t num_threads = tables_.size();
-  for (const auto& t : tables_) t->flush();
-  Counts counts{combine(std::move(tables_))};
-  tables_.clear();
-  for (size_t i = 0; i < num_threads; ++i) tables_.push_back(std::make_unique<WordTable>());
-  return train_on(std::move(counts), options, alphabet_, progress);
+  try {
+    counts_->gather();
+    return train_on(*counts_, options, alphabet_, progress);
+  } catch (...) {
+    counts_->clear();
+    throw;
+  }
 }
 
 }  // namespace lmworks

@@ -86,11 +86,12 @@ class Merger {
   // Counts of pairs in the buckets of a hash come in these classes: 8 per power of two.
   static constexpr int kLevelBits = 3;
   static constexpr size_t kNumLevels = 64 << kLevelBits;
-  static constexpr int kBucketBits = 20;
-  static constexpr int64_t kThresholdRatio = 256;  // of the best count to the threshold, at most
-  static constexpr size_t kPairsPerMerge = 3;      // indexed, for each merge still to make
+  static constexpr size_t kBytesOfManyBuckets = 64 << 20;  // of an index that may have them
+  static constexpr int64_t kThresholdRatio = 1024;  // of the best count to the threshold, at most
+  static constexpr size_t kPairsPerMerge = 1;       // indexed, for each merge still to make
   static constexpr size_t kMinPairs = 4096;
   static constexpr size_t kBytesPerPair = 80;   // in pairs_, heap_, index_
+  static constexpr size_t kBytesPerWord = 12;   // of a pair, while the index is built
   static constexpr size_t kPrefetchWords = 12;  // records fetched ahead of the one rewritten
 
   struct Pair {
@@ -192,52 +193,72 @@ class Merger {
     index_ = {};
     lists_ = {};
     words_.compact();
-    const std::vector<Bucket> buckets = fill_buckets();
-    threshold_ =
-        std::max(std::min(choose_threshold(buckets), max_threshold), limits_.min_frequency);
+    HugeVector<Bucket> buckets = fill_buckets();
+    threshold_ = std::min(choose_threshold(buckets), max_threshold);
+    threshold_ = std::max(threshold_, limits_.min_frequency);
 
+    HugeVector<Event> events;  // neighbour: the pair's number
+    size_t max_events = 0;
+    for (const Bucket& b : buckets) max_events += b.sum < threshold_ ? 0 : b.num_words;
+    events.reserve(max_events);
     std::vector<uint32_t> last_word;
-    for_each_pair([&](uint64_t key, uint32_t word, int64_t count) {
-      if (buckets[bucket(key)].sum < threshold_) return;
-      const uint32_t i = index_.find_or_insert(key, pairs_.size());
+    for_each_pair([&](uint32_t left, uint32_t right, uint32_t word, int64_t count) {
+      Bucket& b = buckets[bucket(left, right)];
+      if (b.sum < threshold_) return;
+      uint32_t i = b.first_pair;
+      if (i == PairMap::kNone || pairs_[i].left != left || pairs_[i].right != right) {
+        i = i == PairMap::kNone ? pairs_.size()
+                                : index_.find_or_insert(PairMap::key(left, right), pairs_.size());
+      }
       if (i == pairs_.size()) {
-        const uint32_t left = key >> 32, right = static_cast<uint32_t>(key);
+        if (b.first_pair == PairMap::kNone) b.first_pair = i;
         pairs_.push_back({0, left, right, 0, nullptr});
         last_word.push_back(UINT32_MAX);
       }
       pairs_[i].count += count;
-      pairs_[i].num_words += last_word[i] != word;
-      last_word[i] = word;
+      if (std::exchange(last_word[i], word) == word) return;
+      ++pairs_[i].num_words;
+      events.push_back({i, word});
     });
-    drop_rare_pairs();
-
-    std::vector<uint32_t> filled(pairs_.size());
-    for_each_pair([&](uint64_t key, uint32_t word, int64_t) {
-      if (buckets[bucket(key)].sum < threshold_) return;
-      const uint32_t i = index_.find(key);
-      if (i == PairMap::kNone) return;
-      uint32_t& n = filled[i];
-      if (n == 0 || pairs_[i].words[n - 1] != word) pairs_[i].words[n++] = word;
-    });
+    // From the numbers of all these pairs to lists of those that reach the threshold.
+    std::vector<Pair> all;
+    all.swap(pairs_);
+    index_ = {};
+    for (Pair& p : all) {
+      if (p.count >= threshold_) p.words = new_pair(p.left, p.right, p.count, p.num_words);
+    }
+    for (const Event& e : events) {
+      uint32_t*& out = all[e.neighbour].words;
+      if (out != nullptr) *out++ = e.word;
+    }
     for (uint32_t i = 0; i < pairs_.size(); ++i) heap_.push_back({pairs_[i].count, i});
     std::make_heap(heap_.begin(), heap_.end(), less());
   }
 
   // Sums over pairs that share a bucket: bounds of each pair's count and words, in little memory.
+  // While all symbols are bytes, each pair has a bucket of its own.
   struct Bucket {
     int64_t sum = 0;
     uint32_t num_words = 0;
+    uint32_t first_pair = PairMap::kNone;  // one of them, found without a look-up in index_
   };
-  std::vector<Bucket> fill_buckets() {
-    std::vector<Bucket> buckets(size_t{1} << kBucketBits);
-    for_each_pair([&](uint64_t key, uint32_t, int64_t count) {
-      Bucket& b = buckets[bucket(key)];
+  HugeVector<Bucket> fill_buckets() {
+    HugeVector<Bucket> buckets(size_t{1} << bucket_bits());
+    for_each_pair([&](uint32_t left, uint32_t right, uint32_t, int64_t count) {
+      Bucket& b = buckets[bucket(left, right)];
       b.sum += count;
       ++b.num_words;
     });
     return buckets;
   }
-  static size_t bucket(uint64_t key) { return key * 0x9E3779B97F4A7C15ull >> (64 - kBucketBits); }
+  size_t bucket(uint32_t left, uint32_t right) const {
+    if (tokens_.size() <= 256) return left << 8 | right;
+    return PairMap::key(left, right) * 0x9E3779B97F4A7C15ull >> (64 - bucket_bits());
+  }
+  int bucket_bits() const {
+    const bool is_small = tokens_.size() <= 256 || limits_.max_index_bytes < kBytesOfManyBuckets;
+    return is_small ? 16 : 20;
+  }
 
   // Smallest count of a level, and the level of a count.
   static size_t level_of(int64_t count) {
@@ -249,7 +270,7 @@ class Merger {
 
   // The lowest threshold that keeps the index small and within the limit: the best pair is always
   // above it. Few merges to come need few pairs.
-  int64_t choose_threshold(const std::vector<Bucket>& buckets) const {
+  int64_t choose_threshold(const HugeVector<Bucket>& buckets) const {
     struct Level {
       int64_t smallest = INT64_MAX;
       size_t num_pairs = 0, num_words = 0;
@@ -273,7 +294,7 @@ class Merger {
     for (auto level = levels.rbegin(); level != levels.rend(); ++level) {
       if (level->num_pairs == 0) continue;
       num_pairs += level->num_pairs;
-      bytes += level->num_pairs * kBytesPerPair + level->num_words * sizeof(uint32_t);
+      bytes += level->num_pairs * kBytesPerPair + level->num_words * kBytesPerWord;
       if (threshold != best && (num_pairs > max_pairs || bytes > limits_.max_index_bytes / 2)) {
         return threshold;
       }
@@ -283,23 +304,13 @@ class Merger {
     return lowest;
   }
 
-  // Keeps the pairs that reach the threshold and gives them room for their words.
-  void drop_rare_pairs() {
-    std::vector<Pair> all;
-    all.swap(pairs_);
-    index_ = {};
-    for (const Pair& p : all) {
-      if (p.count >= threshold_) new_pair(p.left, p.right, p.count, p.num_words);
-    }
-  }
-
   template <class F>
   void for_each_pair(F&& f) {
     const bool is_limited = limits_.max_token_bytes != UINT64_MAX;
     words_.for_each([&](uint32_t word, const Symbol* s, size_t size) {
       const int64_t count = words_.count(word);
       for (size_t i = 0; i + 1 < size; ++i) {
-        if (!is_limited || is_allowed(s[i], s[i + 1])) f(PairMap::key(s[i], s[i + 1]), word, count);
+        if (!is_limited || is_allowed(s[i], s[i + 1])) f(s[i], s[i + 1], word, count);
       }
     });
   }

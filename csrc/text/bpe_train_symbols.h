@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "huge_pages.h"
+
 namespace lmworks {
 
 // Words one behind the other: size, count, symbols. Symbols take 16 bits where all ids fit, which
@@ -88,7 +90,7 @@ class Words {
     return kIsBig | static_cast<uint32_t>(big_counts_.size() - 1);
   }
 
-  std::vector<Symbol> data_;
+  HugeVector<Symbol> data_;
   std::vector<int64_t> big_counts_;
 };
 
@@ -132,7 +134,7 @@ class PairMap {
   }
 
   void grow() {
-    std::vector<Slot> old(slots_.size() * 2);
+    HugeVector<Slot> old(slots_.size() * 2);
     old.swap(slots_);
     for (const Slot& s : old) {
       if (s.value == kNone) continue;
@@ -142,7 +144,7 @@ class PairMap {
     }
   }
 
-  std::vector<Slot> slots_ = std::vector<Slot>(1 << 10);
+  HugeVector<Slot> slots_ = HugeVector<Slot>(1 << 10);
   size_t size_ = 0;
 };
 

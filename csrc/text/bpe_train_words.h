@@ -3,12 +3,19 @@
 //
 // Pieces of up to 15 bytes (all but a few) are packed into 16-byte keys with the length in the top
 // byte, so a look-up touches one cache line and follows no pointer. They are inserted in batches
-// whose slots are prefetched. Longer pieces live in an arena.
+// whose slots are prefetched. Longer pieces live in an arena. A table may have a limit: before it
+// would grow past that, it hands its content to a function and goes on empty.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "huge_pages.h"
 
 namespace lmworks {
 
@@ -27,7 +34,7 @@ inline constexpr PackMasks kPackMasks;
 class WordTable {
  public:
   static constexpr size_t kMaxShort = 15;
-  struct Short {
+  struct alignas(32) Short {  // never across two cache lines
     uint64_t lo, hi;
     int64_t count;  // 0: empty slot
   };
@@ -36,7 +43,26 @@ class WordTable {
     int64_t count;
   };
 
-  WordTable() : front_(kFrontSlots), shorts_(1 << 12), longs_(1 << 8) {}
+  // All words, no slot empty.
+  struct Content {
+    HugeVector<Short> shorts;
+    std::vector<Long> longs;
+    std::vector<char> arena;
+
+    std::string_view text_of(const Long& w) const { return {&arena[w.offset], w.size}; }
+  };
+  using OnFull = std::function<void(Content)>;
+
+  WordTable() : front_(kFrontSlots) { clear(); }
+
+  void set_limit(size_t max_bytes, OnFull on_full) {
+    max_bytes_ = max_bytes;
+    on_full_ = std::move(on_full);
+  }
+
+  size_t size_bytes() const {
+    return shorts_.size() * sizeof(Short) + longs_.size() * sizeof(Long) + arena_.capacity();
+  }
 
   // Counts the piece [p, p + size); bytes up to `readable` may be loaded.
   void add(const uint8_t* p, size_t size, const uint8_t* readable) {
@@ -59,6 +85,16 @@ class WordTable {
     }
     evict(front);
     front = {lo, hi, 1};
+  }
+
+  // Counts a piece `count` times more.
+  void add_count(std::string_view text, int64_t count) {
+    num_pieces_ += count;
+    if (text.size() > kMaxShort) return add_long(text, count);
+    uint64_t lo = 0, hi = 0;
+    pack(reinterpret_cast<const uint8_t*>(text.data()), text.size(), &lo, &hi);
+    hi |= static_cast<uint64_t>(text.size()) << 56;
+    add_short(lo, hi, hash(lo, hi), count);
   }
 
   // Moves what waits in front of the table into it; needed before the words are read.
@@ -89,10 +125,7 @@ class WordTable {
     for (const Short& s : shorts_) {
       if (s.count == 0) continue;
       uint8_t bytes[16];
-      for (int i = 0; i < 8; ++i) {
-        bytes[i] = s.lo >> 8 * i;
-        bytes[8 + i] = s.hi >> 8 * i;
-      }
+      unpack(s, bytes);
       f(bytes, static_cast<size_t>(s.hi >> 56), s.count);
     }
     for (const Long& w : longs_) {
@@ -100,11 +133,53 @@ class WordTable {
     }
   }
 
+  static void unpack(const Short& s, uint8_t* bytes) {
+    for (int i = 0; i < 8; ++i) {
+      bytes[i] = s.lo >> 8 * i;
+      bytes[8 + i] = s.hi >> 8 * i;
+    }
+  }
+
+  // The words, in any order. The table is empty then, but remembers num_pieces().
+  Content take() {
+    std::erase_if(shorts_, [](const Short& s) { return s.count == 0; });
+    std::erase_if(longs_, [](const Long& w) { return w.count == 0; });
+    Content content{std::move(shorts_), std::move(longs_), std::move(arena_)};
+    clear();
+    return content;
+  }
+
+  // A copy of the words.
+  Content copy() const {
+    Content content;
+    content.shorts.reserve(num_shorts_);
+    std::copy_if(shorts_.begin(), shorts_.end(), std::back_inserter(content.shorts),
+                 [](const Short& s) { return s.count != 0; });
+    std::copy_if(longs_.begin(), longs_.end(), std::back_inserter(content.longs),
+                 [](const Long& w) { return w.count != 0; });
+    content.arena = arena_;
+    return content;
+  }
+
   uint64_t num_pieces() const { return num_pieces_; }
 
  private:
+  void clear() {
+    shorts_ = HugeVector<Short>(1 << 12);
+    longs_ = std::vector<Long>(1 << 8);
+    arena_ = {};
+    num_shorts_ = num_longs_ = 0;
+  }
+
+  // Hands over the content if `more_bytes` do not fit.
+  bool is_spilled_for(size_t more_bytes) {
+    if (!on_full_ || size_bytes() + more_bytes <= max_bytes_) return false;
+    on_full_(take());
+    return true;
+  }
+
   static constexpr size_t kBatch = 32;
-  static constexpr size_t kFrontSlots = 8192;  // of 24 bytes: stays in the L2 cache
+  static constexpr size_t kFrontSlots = 8192;  // of 32 bytes: stays in the L2 cache
 
   void evict(const Short& s) {
     if (s.count == 0) return;
@@ -171,6 +246,10 @@ class WordTable {
     for (size_t i = h & mask;; i = (i + 1) & mask) {
       Long& w = longs_[i];
       if (w.count == 0) {
+        if (arena_.size() + text.size() > arena_.capacity() && num_longs_ > 0 &&
+            is_spilled_for(arena_.capacity() + 2 * text.size())) {
+          return add_long(text, count);
+        }
         w = {h, arena_.size(), text.size(), count};
         arena_.insert(arena_.end(), text.begin(), text.end());
         if (++num_longs_ * 2 > longs_.size()) grow_longs();
@@ -184,7 +263,8 @@ class WordTable {
   }
 
   void grow_shorts() {
-    std::vector<Short> old(shorts_.size() * 2);
+    if (is_spilled_for(2 * shorts_.size() * sizeof(Short))) return;
+    HugeVector<Short> old(shorts_.size() * 2);
     old.swap(shorts_);
     const size_t mask = shorts_.size() - 1;
     for (const Short& s : old) {
@@ -196,6 +276,7 @@ class WordTable {
   }
 
   void grow_longs() {
+    if (is_spilled_for(2 * longs_.size() * sizeof(Long))) return;
     std::vector<Long> old(longs_.size() * 2);
     old.swap(longs_);
     const size_t mask = longs_.size() - 1;
@@ -207,12 +288,14 @@ class WordTable {
     }
   }
 
-  std::vector<Short> front_;  // direct-mapped: frequent pieces are counted here
-  std::vector<Short> shorts_;
+  HugeVector<Short> front_;  // direct-mapped: frequent pieces are counted here
+  HugeVector<Short> shorts_;
   std::vector<Long> longs_;
   std::vector<char> arena_;
   size_t num_shorts_ = 0, num_longs_ = 0, num_pending_ = 0;
   uint64_t num_pieces_ = 0;
+  size_t max_bytes_ = 0;
+  OnFull on_full_;  // none: no limit
   Short pending_[kBatch];
 };
 

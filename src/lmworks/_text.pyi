@@ -21,9 +21,23 @@ class BpeTrainer:
     """
 
     def __init__(
-        self, pattern: str | None, special_tokens: Sequence[bytes], num_threads: int
+        self,
+        pattern: str | None,
+        special_tokens: Sequence[bytes],
+        num_threads: int,
+        *,
+        settings: bytes = b"",
+        max_memory_bytes: int = 0,
+        spill_folder: bytes = b"",
     ) -> None:
-        """`pattern` None: only count_pieces() counts. Special tokens are cut out, not counted."""
+        """`pattern` None: only count_pieces() counts. Special tokens are cut out, not counted.
+
+        `settings`: whatever else pieces depend on (another regular expression, a normalizer), as
+        UTF-8; files of counts with other settings are refused. Under `max_memory_bytes` (0: no
+        limit; of tables and merging, not of Python) counts spill into nameless files of
+        `spill_folder`: OSError names that folder if it cannot be written. MemoryError: too little
+        for the threads.
+        """
     def count_file(
         self, path: bytes, allow_invalid_utf8: bool, report: Callable[[int, int], None] | None
     ) -> int | None:
@@ -35,6 +49,10 @@ class BpeTrainer:
     def count_texts(self, texts: list[bytes]) -> None: ...
     def count_pieces(self, text: bytes, ends: NDArray[np.uint64]) -> None:
         """Count pieces cut by the caller; special tokens are not looked for."""
+    def save_counts(self, path: bytes) -> None:
+        """Write all counts so far; equal counts give equal files. Not atomic: use atomic_file."""
+    def add_counts(self, path: bytes) -> None:
+        """Add counts of a file; ValueError (nothing is added) if damaged or of other settings."""
     def train(
         self,
         max_merges: int,
@@ -55,7 +73,8 @@ class BpeTrainer:
         `max_merges` (which may be negative). `initial_merges` are applied to all pieces first, in
         the order of their ranks, and not returned. No merge makes a `reserved` byte string.
         ValueError: the seeds need more merges than there is room for, or an initial merge joins
-        unknown tokens. OverflowError: counts sum up to 2^63.
+        unknown tokens. OverflowError: counts sum up to 2^63. MemoryError: the distinct pieces alone
+        exceed the memory limit.
         """
     @property
     def alphabet(self) -> bytes:

@@ -50,9 +50,18 @@ struct TrainOptions {
   uint32_t alphabet_limit = 256;  // the most frequent bytes are kept, others dropped from text
 };
 
-// The system's error is fine, the work cannot be done within what was allowed.
+// The work does not fit into the memory limit.
 struct MemoryLimitError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+// Counts could not be written to the spill folder.
+struct SpillError : std::runtime_error {
+  SpillError(int error, const std::string& spill_folder)
+      : std::runtime_error("cannot keep counts in the spill folder"),
+        code(error),
+        folder(spill_folder) {}
+  int code;  // of errno
+  std::string folder;
 };
 // A file of counts is truncated, altered, foreign, or of another pattern or special tokens.
 struct CountsFileError : std::runtime_error {
@@ -63,16 +72,22 @@ struct FileChangedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class CountRuns;
+struct TrainerLimits {
+  uint64_t max_memory_bytes = 0;  // of counts and of merging, as far as it can be; 0: no limit
+  std::string spill_folder;       // where counts go when they reach it
+};
+
+class CountStore;
 class SpecialFinder;
-class WordTable;
 
 class BpeTrainer {
  public:
   // `pattern`: none if pieces are cut by the caller. Special tokens must be distinct and not empty;
-  // num_threads >= 1.
+  // num_threads >= 1. `settings`: whatever else pieces depend on; it goes into files of counts, and
+  // those of other settings are refused.
   BpeTrainer(std::optional<Pattern> pattern, const std::vector<std::string>& special_tokens,
-             unsigned num_threads);
+             unsigned num_threads, const std::string& settings = "",
+             const TrainerLimits& limits = {});
   ~BpeTrainer();
 
   // Adds the pieces of a file, read in blocks. Throws std::system_error if it cannot be read and
@@ -87,9 +102,16 @@ class BpeTrainer {
   // the size of the text. Special tokens are not looked for.
   void count_pieces(std::string_view text, std::span<const uint64_t> ends);
 
+  // Writes all counts so far to a file, sorted: for resuming, and for adding up those of several
+  // machines. Equal counts give equal files.
+  void save_counts(const std::string& path);
+  // Throws CountsFileError, and adds nothing, if the file is not whole or of other settings.
+  void add_counts(const std::string& path);
+
   // New merges in the order of choice, those of the seeds first; fewer than there is room for once
   // no pair is left. Consumes the counts. Throws std::invalid_argument for options that contradict
-  // each other and std::overflow_error if counts sum up to 2^63.
+  // each other, std::overflow_error if counts sum up to 2^63, and MemoryLimitError if the distinct
+  // pieces alone exceed the memory limit.
   std::vector<Merge> train(const TrainOptions& options, const Progress& progress);
 
   // The bytes that are tokens after train(), in the order of Hugging Face's ids.
@@ -103,7 +125,7 @@ class BpeTrainer {
   std::optional<Pattern> pattern_;
   std::string alphabet_;
   std::unique_ptr<SpecialFinder> specials_;
-  std::vector<std::unique_ptr<WordTable>> tables_;  // one per thread
+  std::unique_ptr<CountStore> counts_;
 };
 
 }  // namespace lmworks
