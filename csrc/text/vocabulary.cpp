@@ -127,7 +127,7 @@ class PrefixTrie {
     nodes_.resize(1);
     for (size_t n = 0; n < nodes_.size(); ++n) {
       auto [k, end, depth] = ranges[n];
-      if (k < end && keys[order[k]].size() == depth) nodes_[n].token = order[k++];
+      while (k < end && keys[order[k]].size() == depth) nodes_[n].token = order[k++];
       nodes_[n].first_child = static_cast<uint32_t>(nodes_.size());
       while (k < end) {
         const char byte = keys[order[k]][depth];
