@@ -47,7 +47,7 @@ format: $(VENV)/.dev
 	@$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
 bench: $(VENV)/.test
-	@bash benchmarks/run.sh "$(CORPUS)"
+	@bash benchmarks/run.sh "$(CORPUS)" "$(MULTILINGUAL)" "$(RANKS)"
 
 docs: $(VENV)/.dev
 	@$(BIN)/zensical build
