@@ -181,12 +181,33 @@ class BPETokenizer(Tokenizer):
     def _encode_many(
         self, texts: list[bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        if any(map(self._steps.is_needed, texts)):
-            return super()._encode_many(texts, actions, num_threads)
+        needed = [self._steps.is_needed(text) for text in texts]
+        if any(needed):
+            return self._encode_some_apart(texts, needed, actions, num_threads)
         found = self._encoder.encode_batch(texts, actions, num_threads)
         if isinstance(found, int):
             raise self._forbidden_in(texts, actions)
         return found
+
+    def _encode_some_apart(
+        self, texts: list[bytes], needed: list[bool], actions: bytes, num_threads: int
+    ) -> "tuple[Ids, NDArray[np.uint64]]":
+        """The texts that need no steps in one native call, the others one by one."""
+        import numpy as np
+
+        direct = [text for text, is_needed in zip(texts, needed, strict=True) if not is_needed]
+        found = self._encoder.encode_batch(direct, actions, num_threads)
+        if isinstance(found, int):
+            raise self._forbidden_in(texts, actions)
+        arrays = iter(np.split(found[0], found[1][1:-1].astype(np.int64)))
+        parts: list[Ids] = [np.empty(0, np.uint32)]
+        for i, (text, is_needed) in enumerate(zip(texts, needed, strict=True)):
+            try:
+                parts.append(self._encode(text, actions) if is_needed else next(arrays))
+            except DataError as err:
+                raise DataError(f"text {i}: {err}") from None
+        starts = np.cumsum([len(part) for part in parts], dtype=np.uint64)
+        return np.concatenate(parts), starts
 
     def _encode_spans(self, text: bytes, actions: bytes) -> "tuple[Ids, NDArray[np.int64]]":
         from lmworks.tokenizer.offsets import spans_of_lengths

@@ -303,6 +303,15 @@ class Normalizer:
         """Whether it may change this text; cheap, for the sake of fast paths."""
         return not (self._keeps_ascii and text.isascii())
 
+    def keeps(self, text: bytes) -> bool:
+        """Whether it leaves this text, and so any part of it, as it is; False if that is costly."""
+        if not self.changes(text):
+            return True
+        if len(self.steps) != 1 or not isinstance(self.steps[0], _UnicodeForm):
+            return False
+        decoded = text.decode("utf-8", "surrogateescape")
+        return unicodedata.is_normalized(self.steps[0].form, decoded)
+
     def apply(self, text: str) -> str:
         """The normalized text."""
         for step in self.steps:

@@ -105,7 +105,7 @@ class Preprocessor:
         """Whether the native encoder alone would not do for this text."""
         if self._add_prefix_space or not self._is_native:
             return True
-        if self._normalizer is not None and self._normalizer.changes(text):
+        if self._normalizer is not None and not self._normalizer.keeps(text):
             return True
         return self._missing is not None and self._missing.search(text) is not None
 

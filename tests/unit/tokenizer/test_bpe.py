@@ -155,6 +155,20 @@ def test_nfc_composes_the_text_between_special_tokens() -> None:
     assert tokenizer.encode_batch(["e\u0301", "a"]) == [[*"é".encode()], [97]]
 
 
+def test_a_batch_of_composed_and_other_texts_is_in_order() -> None:
+    tokenizer = BPETokenizer(
+        BYTES, [], pattern="qwen2", special_tokens={"<x>": 256}, normalizer="NFC"
+    )
+    texts = ["é", "e\u0301", "", "a<x>", "e\u0301<x>", "é中", "e\u0301"]
+    for chosen in (texts, texts[1:2], texts[2:4], texts[::-1]):
+        batch = tokenizer.encode_batch(chosen, num_threads=2, allowed_special="all")
+        assert batch == [tokenizer.encode(text, allowed_special="all") for text in chosen]
+    with pytest.raises(DataError, match="text 2: the text contains"):
+        tokenizer.encode_batch(["a", "e\u0301", "<x>"])
+    with pytest.raises(DataError, match="text 1: the text contains"):
+        tokenizer.encode_batch(["a", "e\u0301<x>"])
+
+
 def test_a_pickled_copy_is_the_same_tokenizer(gpt2: BPETokenizer) -> None:
     copy = pickle.loads(pickle.dumps(gpt2))
     assert copy == gpt2
