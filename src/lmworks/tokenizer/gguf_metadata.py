@@ -100,9 +100,9 @@ class _Reader:
         self._left = os.fstat(file.fileno()).st_size
 
     def pairs(self) -> dict[str, Value]:
-        if self._left < 4 or (magic := self._bytes(4, "the file")) != MAGIC:
-            found = repr(magic) if self._left else "an empty or tiny file"
-            raise DataError(f"not a GGUF file: it must begin with {MAGIC!r}, found {found}")
+        magic = self._bytes(min(len(MAGIC), self._left), "the file")
+        if magic != MAGIC:
+            raise DataError(f"not a GGUF file: it must begin with {MAGIC!r}, found {magic!r}")
         version = self._number("I", "the version")
         if version not in _READ_VERSIONS:
             swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big")
