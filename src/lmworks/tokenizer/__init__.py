@@ -11,7 +11,7 @@ from lmworks.tokenizer.byte import ByteTokenizer
 from lmworks.tokenizer.char import CharTokenizer
 from lmworks.tokenizer.formats import load, load_tiktoken, save
 from lmworks.tokenizer.stream import StreamDecoder
-from lmworks.tokenizer.train import train_bpe
+from lmworks.tokenizer.train import train_bpe, train_bpe_from_iterator
 from lmworks.tokenizer.word import WordTokenizer
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "load_tiktoken",
     "save",
     "train_bpe",
+    "train_bpe_from_iterator",
 ]

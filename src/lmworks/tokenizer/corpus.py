@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO
 
 from lmworks import _text
@@ -117,6 +118,8 @@ class Corpus:
                 (lambda done, _: self._report(done)) if self._progress else None,
             )
         except OSError as err:
+            if err.filename != os.fsencode(source.path):
+                raise  # of the folder for counts
             if err.errno == errno.ESTALE:
                 source.check_unchanged()
             if err.errno == errno.EFBIG:
@@ -168,13 +171,13 @@ class Corpus:
                         raise _not_utf8(source, offset + valid, chunk)
                 self._feed.add(chunk)
                 offset += len(chunk)
-                self._after(source, raw, offset, line=0)
+                self._after(source, raw, replace(self._position, offset=offset))
         except DataError as err:
             raise self._with_use(err, f"{offset:,} bytes before that are used", offset) from None
 
     def _count_json_lines(self, source: Source, raw: IO[bytes], blocks: Iterable[bytes]) -> None:
         number, offset = self._position.line, self._position.offset
-        bad = _BadLines(may_go_on=self._on_fault is not None)
+        bad = _BadLines(self._position, may_go_on=self._on_fault is not None)
         try:
             for line in split_lines(source.name, blocks):
                 number += 1
@@ -189,18 +192,18 @@ class Corpus:
                     if text:
                         self._feed.add(text.encode("utf-8"))
                 offset += len(line)
-                self._after(source, raw, offset, number)
+                self._after(source, raw, bad.position(offset, number))
         except DataError as err:
             raise DataError(bad.why_it_ends(err)) from None
         if bad.num_bad:
             raise DataError(bad.summary())
 
-    def _after(self, source: Source, raw: IO[bytes], offset: int, line: int) -> None:
+    def _after(self, source: Source, raw: IO[bytes], position: Position) -> None:
         """One more chunk or line of a stream has been handed on."""
-        self._position = Position(self._position.source, offset, line)
+        self._position = position
         self._save_if_due()
         if self._progress and self._feed.is_empty:
-            self._report(raw.tell() if source.size_bytes is not None else offset)
+            self._report(raw.tell() if source.size_bytes is not None else position.offset)
 
     def _with_use(self, err: DataError, use: str, offset: int) -> DataError:
         """The fault of a file of which the beginning counts, when that is of interest."""
@@ -270,7 +273,7 @@ class Cutter:
         self._specials = [token for token in settings.splitting_tokens if len(token) > 1]
         self._matcher = special_matcher(settings.splitting_tokens)
         self._reach = max(map(len, settings.splitting_tokens), default=1)
-        self._has_native_pattern = settings.has_native_pattern
+        self._can_cut_text = settings.can_cut_text
 
     def chunks(self, name: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Chunks of about READ_BYTES; DataError if there is no place to cut for very long."""
@@ -298,7 +301,7 @@ class Cutter:
 
     def _find(self, text: bytes, tried_bytes: int) -> int:
         """A place behind `tried_bytes`, near the end if possible; 0 for none."""
-        if not self._has_native_pattern:
+        if not self._can_cut_text:
             return self._find_special(text)
         near_end = len(text) - _CUT_REACH_BYTES
         if near_end > tried_bytes and (cut := self._find_safe(text, near_end)):
@@ -333,11 +336,11 @@ class Cutter:
     def no_place(self, name: str) -> DataError:
         """The error for a text that would have to be in memory as a whole."""
         what = f"{name}: no place to cut in more than {MAX_UNCUT_BYTES:,} bytes"
-        if self._has_native_pattern:
+        if self._can_cut_text:
             return DataError(f"{what}: no line break and no blank between letters; is it text?")
         return DataError(
-            f"{what}: a pattern of your own may look at the whole text, which is cut at special "
-            "tokens only; put one between documents, or give the documents as JSON lines"
+            f"{what}: a pattern of your own, or a normalizer, may look at the whole text, which is "
+            "cut at special tokens only; put one between documents, or give them as JSON lines"
         )
 
 
@@ -383,10 +386,16 @@ def _json_texts(name: str, blocks: Iterable[bytes], text_field: str) -> Iterator
 class _BadLines:
     """Lines of one JSON file that are left out."""
 
-    def __init__(self, *, may_go_on: bool) -> None:
+    def __init__(self, start: Position, *, may_go_on: bool) -> None:
+        self._start = start
         self._may_go_on = may_go_on
-        self._first: DataError | None = None
-        self.num_bad = self.num_good = 0
+        self._first = DataError(start.first_bad) if start.num_bad else None
+        self.num_good, self.num_bad = start.num_good, start.num_bad
+
+    def position(self, offset: int, line: int) -> Position:
+        """The place in the file, with what there is to remember of the lines before."""
+        first_bad = str(self._first) if self._first else ""
+        return Position(self._start.source, offset, line, self.num_good, self.num_bad, first_bad)
 
     def add(self, err: DataError) -> None:
         """Take note of one more, or raise the first if there is no point in going on."""

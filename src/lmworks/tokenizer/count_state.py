@@ -37,7 +37,10 @@ class Position:
     offset: int = 0
     """Bytes of the source's content, decompressed."""
     line: int = 0
-    """Lines of a JSON file."""
+    """Lines of a JSON file, and what was wrong with some of them."""
+    num_good: int = 0
+    num_bad: int = 0
+    first_bad: str = ""
 
 
 class CountState:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError, StorageError
@@ -117,7 +116,11 @@ def train_bpe(
     with ExitStack() as stack:
         state: CountState | None = None
         if resume_dir is not None:
-            counted = _counted(settings, text_field, allow_invalid_utf8)
+            counted = {
+                **settings.counted(),
+                "text_field": text_field,
+                "allow_invalid_utf8": allow_invalid_utf8,
+            }
             state = stack.enter_context(
                 open_state(Path(resume_dir), counted, sources, save_every_s=save_every_s)
             )
@@ -220,32 +223,30 @@ def _sources(
     return sources
 
 
-def _counted(settings: TrainSettings, text_field: str, allow_invalid_utf8: bool) -> dict[str, Any]:
-    """What counts depend on besides the inputs."""
-    return {
-        "pattern": settings.known_pattern,
-        "special and protected tokens": sorted(
-            token.decode("utf-8") for token in settings.splitting_tokens
-        ),
-        "text_field": text_field,
-        "allow_invalid_utf8": allow_invalid_utf8,
-        "normalizes": settings.normalizes,
-    }
-
-
 @contextmanager
 def _trainer(settings: TrainSettings) -> Iterator[_text.BpeTrainer]:
     """A native trainer; what it writes to the disk is gone afterwards."""
-    if settings.max_memory is None:
-        yield settings.new_trainer(None)
-        return
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="lmworks-counts-", dir=settings.spill_dir)
-    except OSError as err:
-        where = os.fspath(settings.spill_dir or tempfile.gettempdir())
-        raise StorageError(f"could not write to {where}: {err.strerror}") from None
-    with folder as name:
-        yield settings.new_trainer(Path(name))
+    parent = os.fspath(settings.spill_dir or tempfile.gettempdir())
+    with ExitStack() as stack:
+        folder = None
+        try:
+            if settings.max_memory is not None:
+                temporary = tempfile.TemporaryDirectory(prefix="lmworks-counts-", dir=parent)
+                folder = Path(stack.enter_context(temporary))
+        except OSError as err:
+            raise StorageError(f"could not write to {parent}: {err.strerror}") from None
+        try:
+            yield settings.new_trainer(folder)
+        except MemoryError as err:
+            if settings.max_memory is None:
+                raise ConfigError(
+                    "out of memory: the counts do not fit; with max_memory they go to the disk"
+                ) from None
+            raise ConfigError(f"max_memory={settings.max_memory!r} is too small: {err}") from None
+        except OSError as err:
+            if folder is not None and err.filename == os.fsencode(folder):
+                raise StorageError(f"could not write to {parent}: {err.strerror}") from None
+            raise
 
 
 def _empty(sources: Sequence[Source], faults: Sequence[DataError]) -> DataError:

@@ -10,11 +10,13 @@ Everything that can be wrong is said before the corpus is read. The three modes:
                can express
 """
 
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
@@ -22,7 +24,6 @@ from lmworks.base.machine import num_usable_cores
 from lmworks.base.sizes import parse_bytes
 from lmworks.tokenizer.base import to_bytes
 from lmworks.tokenizer.bpe import BPETokenizer
-from lmworks.tokenizer.normalize import nfc_bytes
 from lmworks.tokenizer.pretokenize import PATTERNS, check_pattern, split
 from lmworks.tokenizer.readable import bytes_to_readable
 from lmworks.tokenizer.special import SpecialTokens
@@ -89,19 +90,50 @@ class TrainSettings:
     @property
     def normalizes(self) -> bool:
         """The vocabulary to extend changes texts before it cuts them, so training does too."""
-        return self.extend is not None and self.extend.normalizer is not None
+        old = self.extend
+        return old is not None and (old.normalizer is not None or old.add_prefix_space)
+
+    @property
+    def can_cut_text(self) -> bool:
+        """Text may be cut where no known pattern sees a difference, not at special tokens only."""
+        old = self.extend
+        is_safe = old is None or not (
+            old.add_prefix_space or (old.normalizer and old.normalizer.to_json() != "NFC")
+        )
+        return self.has_native_pattern and is_safe
 
     def normalize(self, text: bytes) -> bytes:
         """The text between special tokens as the vocabulary to extend sees it."""
-        return nfc_bytes(text) if self.normalizes else text
+        old = self.extend
+        if old is None or not text:
+            return text
+        if old.normalizer is not None:
+            text = old.normalizer.apply_bytes(text)
+        return b" " + text if old.add_prefix_space and not text.startswith(b" ") else text
 
     def new_trainer(self, spill_dir: Path | None) -> _text.BpeTrainer:
         """A native trainer that has counted nothing."""
+        limit = 0 if self.max_memory is None else parse_bytes(self.max_memory, "max_memory")
         return _text.BpeTrainer(
             self.known_pattern if self.has_native_pattern else None,
             self.splitting_tokens,
             self.num_threads or num_usable_cores(),
+            # Counts that pieces of another kind went into are refused.
+            settings=json.dumps(self.counted()).encode(),
+            max_memory_bytes=limit,
+            spill_folder=b"" if spill_dir is None else os.fsencode(spill_dir),
         )
+
+    def counted(self) -> dict[str, Any]:
+        """What counts depend on besides the inputs."""
+        old = self.extend
+        normalizer = None if old is None else old.normalizer
+        return {
+            "pattern": self.known_pattern,
+            "special and protected tokens": sorted(t.decode() for t in self.splitting_tokens),
+            "normalizer": None if normalizer is None else normalizer.to_json(),
+            "add_prefix_space": old is not None and old.add_prefix_space,
+        }
 
     def train(self, trainer: _text.BpeTrainer, progress: Progress | None) -> BPETokenizer:
         """The vocabulary of what `trainer` has counted, which is used up."""
@@ -147,6 +179,8 @@ class TrainSettings:
                 f"cannot extend a {old.kind} tokenizer; only a byte-level BPE vocabulary grows by "
                 "merges"
             )
+        if old.unknown is not None:
+            raise ConfigError("cannot extend a vocabulary that lacks some of the 256 bytes")
         if not self.initial_alphabet:
             raise ConfigError("initial_alphabet=False and extend: the vocabulary has its bytes")
         if self.mode == "tiktoken":
