@@ -26,7 +26,8 @@ from lmworks.base.storage import atomic_file, remove_parts, write_json
 FORMAT, VERSION = "lmworks-counts", 1
 STATE_NAME = "state.json"
 
-_MAX_SAVE_RATIO = 20  # saving takes at most about one part in so many of the time
+MAX_SAVE_RATIO = 20
+"""At least so many times as long as a save took passes before the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class CountState:
         )
         self._remove_counts(except_name=name)
         took_s = time.monotonic() - start_s
-        self._due_s = time.monotonic() + max(self._save_every_s, _MAX_SAVE_RATIO * took_s)
+        self._due_s = time.monotonic() + max(self._save_every_s, MAX_SAVE_RATIO * took_s)
 
     def load(self, trainer: _text.BpeTrainer) -> None:
         """Go on where the folder's count stopped, if it holds one."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lmworks.base.errors import ConfigError, DataError
-from lmworks.tokenizer import BPETokenizer, ByteTokenizer, load_tiktoken, save
+from lmworks.base.errors import ConfigError, DataError, StorageError
+from lmworks.tokenizer import BPETokenizer, ByteTokenizer, corpus, load_tiktoken, save
+from lmworks.tokenizer.pretokenize import PATTERNS
 from lmworks.tokenizer.train import train_bpe, train_bpe_from_iterator
 
 EOT = "<|endoftext|>"
@@ -70,16 +71,10 @@ def test_tiktoken_mode_gives_a_rank_file_that_is_the_tokenizer(
     assert ours.tokens[0] == b"!"
     tiktoken = pytest.importorskip("tiktoken")
     peer = tiktoken.Encoding(
-        "ours", pat_str=again_pattern(), mergeable_ranks=token_ids(ours), special_tokens={EOT: 499}
+        "ours", pat_str=PATTERNS["gpt2"], mergeable_ranks=token_ids(ours), special_tokens={EOT: 499}
     )
     sample = "".join(texts)[:5000] + " zebra"
     assert ours.encode(sample) == peer.encode(sample)
-
-
-def again_pattern() -> str:
-    from lmworks.tokenizer.pretokenize import PATTERNS
-
-    return PATTERNS["gpt2"]
 
 
 def test_modes_have_the_same_first_tokens_as_bytes(texts: list[str]) -> None:
@@ -90,7 +85,52 @@ def test_modes_have_the_same_first_tokens_as_bytes(texts: list[str]) -> None:
     assert tiktoken.tokens[97 - 33] == b"a"
 
 
+def test_any_regular_expression_is_a_pattern(texts: list[str], tmp_path: Path) -> None:
+    unknown = f"(?:{PATTERNS['gpt2']})"  # the engine does not know that it is the same
+    file = tmp_path / "a.txt"
+    file.write_text(EOT.join(texts))
+    known = train_bpe(file, 400)
+    for got in (
+        train_bpe(file, 400, pattern=unknown),
+        train_bpe_from_iterator(texts, 400, pattern=unknown),
+    ):
+        assert got.merged_bytes == known.merged_bytes
+        assert got.pattern == unknown
+
+
+def test_a_text_for_an_unknown_pattern_is_cut_at_special_tokens_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "READ_BYTES", 50)
+    monkeypatch.setattr(corpus, "MAX_UNCUT_BYTES", 1000)
+    file = tmp_path / "a.txt"
+    file.write_text(f"one two three four{EOT}" * 99)
+    whole_text = r"^one|three.*"
+    assert train_bpe(file, 400, pattern=whole_text) == train_bpe_from_iterator(
+        ["one two three four"] * 99, 400, pattern=whole_text
+    )
+    file.write_text("one two three four. " * 99)
+    with pytest.raises(DataError, match="is cut at special tokens only; put one between"):
+        train_bpe(file, 400, pattern=whole_text)
+
+
 # ---- limits ----
+
+
+def test_counts_beyond_the_memory_limit_give_the_same_vocabulary(
+    texts: list[str], tmp_path: Path
+) -> None:
+    limited = train_bpe_from_iterator(texts * 5, 500, max_memory="64MiB", spill_dir=tmp_path)
+    assert limited == train_bpe_from_iterator(texts * 5, 500)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_limit_that_is_too_small_is_told(texts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_memory='100' is too small: "):
+        train_bpe_from_iterator(texts, 500, max_memory="100", spill_dir=tmp_path)
+    with pytest.raises(StorageError, match=r"could not write to .*nowhere"):
+        train_bpe_from_iterator(texts, 500, max_memory="1GB", spill_dir=tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rarer_pairs_are_not_merged() -> None:
@@ -161,7 +201,7 @@ def test_extension_cuts_and_composes_as_the_old_vocabulary() -> None:
     decomposed = "cafe\u0301 "
     new = train_bpe_from_iterator([decomposed * 20], 262, extend=old)
     assert new.pattern == "qwen2"
-    assert new.normalizer == "NFC"
+    assert new.normalizer == old.normalizer
     assert any("é".encode() in token for token in new.tokens if token)
     assert not any("e\u0301".encode() in token for token in new.tokens if token)
 
