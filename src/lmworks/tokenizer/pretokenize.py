@@ -95,6 +95,9 @@ _EQUAL: Final[dict[tuple[str, ...], str]] = {
 
 # A text of these characters only is taken for a name, known or misspelt.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]*")
+# One character, an escape, or the beginning of a set, whose first ] is a member.
+_PART_OF_EXPRESSION: Final = re.compile(r"\\[pPx]\{[^}]*\}|\\.|\[\^?\]?|.", re.DOTALL)
+_COUNTED_AGAIN: Final = re.compile(r"\{(?=,?\d)(\d*)(,?)(\d*)\}\+")
 # A hundredth of the usual speed of `regex`; a pattern that is slower backtracks without end.
 _MIN_BYTES_PER_S: Final = 50_000
 _MIN_TIME_S: Final = 5.0
@@ -180,26 +183,57 @@ def compile_expression(expression: str) -> Any:
 
 def _has_nested_set(expression: str) -> bool:
     """Whether a [...] holds `&&` or another [...] (a class like [:alpha:] is none)."""
-    in_set = False
+    depth = 0
+    last = ""
+    for part in _PART_OF_EXPRESSION.findall(re.sub(r"\[:\^?\w+:\]", "a", expression)):
+        if depth and (part[0] == "[" or last + part == "&&"):
+            return True
+        if part[0] == "[":
+            depth = 1
+        elif part == "]":
+            depth = 0
+        last = part
+    return False
+
+
+def from_oniguruma(expression: str) -> str:
+    """The expression of a tokenizer.json, spelt so that `regex` and Rust read it as Oniguruma does.
+
+    There ^ and $ are the ends of a line, and a + after a counted repeat repeats it.
+
+    Raises:
+        ConfigError: a repeat like {3}+ that has no plain spelling.
+    """
+    found = []
+    depth = 0  # of sets within sets
     i = 0
     while i < len(expression):
-        two = expression[i : i + 2]
-        if two[0] == "\\":
-            i += 1
-        elif not in_set:
-            in_set = two[0] == "["
-            if in_set and expression[i + 1 : i + 2] == "^":
-                i += 1
-            if in_set and expression[i + 1 : i + 2] == "]":
-                i += 1  # the first one is a member
-        elif two == "&&" or (two[0] == "[" and two != "[:"):
-            return True
-        elif two == "[:":
-            i = max(expression.find(":]", i), i) + 1
+        part = _PART_OF_EXPRESSION.match(expression, i)[0]  # type: ignore[index]
+        again = None if depth else _COUNTED_AGAIN.match(expression, i)
+        i += len(part)
+        if again:
+            i = again.end()
+            part = _plain_repeat(again, expression)
+        elif part[0] == "[":
+            depth += 1
+        elif depth:
+            depth -= part == "]"
         else:
-            in_set = two[0] != "]"
-        i += 1
-    return False
+            part = {"^": r"(?<![^\n])", "$": r"(?![^\n])"}.get(part, part)
+        found.append(part)
+    return "".join(found)
+
+
+def _plain_repeat(again: "re.Match[str]", expression: str) -> str:
+    """{low,} for (x{low,high})+, which is the same unless it leaves out numbers in between."""
+    low = int(again[1] or 0)
+    high = int(again[3]) if again[3] else (2 * low if again[2] else low)
+    if high < 2 * low - 1:
+        raise ConfigError(
+            f"pattern {expression!r:.80}: {again[0]} at character {again.start()} repeats a "
+            "repeat; write it with (?:...)+ around"
+        )
+    return f"{{{low},}}"
 
 
 def piece_ends(text: bytes, pattern: str | Sequence[str]) -> "NDArray[np.uint64]":
