@@ -148,7 +148,7 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["encode", "{tokenizer}", "x", "--file", "y"], "not both"),
         (["train", "missing.txt", "--out", "{out}"], "missing.txt"),
         (["train", "{corpus}", "--vocab-size", "100", "--out", "{out}"], "vocab_size=100"),
-        (["train", "{corpus}", "--pattern", "gpt3", "--out", "{out}"], "did you mean 'gpt2'"),
+        (["train", "{corpus}", "--pattern", "gpt22", "--out", "{out}"], "did you mean 'gpt2'"),
         (["train", "{corpus}", "--kind", "char", "--threads", "2", "--out", "{out}"], "--kind bpe"),
         (["train", "{corpus}", "--out", "{corpus}/t.json"], "is in the way"),
         (["compare", "missing.txt"], "cannot be read"),

@@ -10,7 +10,11 @@ from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
 from lmworks.tokenizer.char import CharTokenizer
 from lmworks.tokenizer.formats import load, load_tiktoken, save
+from lmworks.tokenizer.growing import GrowingText
+from lmworks.tokenizer.offsets import Encoding
+from lmworks.tokenizer.prepare import Padding, Prepared, Truncation
 from lmworks.tokenizer.stream import StreamDecoder
+from lmworks.tokenizer.template import Template, TemplateItem
 from lmworks.tokenizer.train import train_bpe, train_bpe_from_iterator
 from lmworks.tokenizer.word import WordTokenizer
 
@@ -18,8 +22,15 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
+    "Encoding",
+    "GrowingText",
+    "Padding",
+    "Prepared",
     "StreamDecoder",
+    "Template",
+    "TemplateItem",
     "Tokenizer",
+    "Truncation",
     "WordTokenizer",
     "load",
     "load_tiktoken",

@@ -238,7 +238,7 @@ class Replace(Step):
 @cache
 def _compiled(pattern: str) -> Any:
     try:
-        import regex  # type: ignore[import-untyped]
+        import regex
     except ImportError:
         raise DataError(
             f"the normalizer's expression {pattern!r} needs the package `regex`: "
