@@ -1,22 +1,20 @@
-"""Tokenizer files: our JSON, Hugging Face `tokenizer.json` (huggingface.py), tiktoken rank files.
+"""Tokenizer files: our JSON, Hugging Face's (huggingface.py), tiktoken's ranks (tiktoken.py),
+SentencePiece models (sentencepiece.py) and GGUF (gguf.py).
 
 `load` tells JSON formats apart by their content. A tiktoken file holds only ranks, so its pattern
-and special tokens must be given: `load_tiktoken`. Files come from strangers: whatever is in them,
-the outcome is a tokenizer or a DataError that says what is wrong, where, and what would be right.
+and special tokens must be given, or its name: `load_tiktoken`. Files come from strangers: whatever
+is in them, the outcome is a tokenizer or a DataError that says what is wrong, where, and what would
+be right.
 """
 
-import base64
-import binascii
-import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.storage import write_bytes
-from lmworks.tokenizer import huggingface
+from lmworks.tokenizer import huggingface, sentencepiece, sentencepiece_huggingface, tiktoken
 from lmworks.tokenizer.base import FORMAT, VERSION, Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
@@ -31,14 +29,27 @@ from lmworks.tokenizer.schema import (
     is_string,
     optional,
 )
+from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.template import Template
 from lmworks.tokenizer.word import WordTokenizer
 
-Format = Literal["lmworks", "hf", "tiktoken"]
+Format = Literal["lmworks", "hf", "tiktoken", "sentencepiece", "gguf"]
 
 _KINDS: dict[str, type[Tokenizer]] = {
-    cls.kind: cls for cls in (BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer)
+    cls.kind: cls
+    for cls in (BPETokenizer, ByteTokenizer, CharTokenizer, SentencePieceTokenizer, WordTokenizer)
 }
+_is_flags = Check(
+    "an object of lists of flags",
+    lambda v: (
+        isinstance(v, dict)
+        and all(
+            isinstance(names, list) and all(map(is_string.is_right, names)) for names in v.values()
+        )
+    ),
+)
+_is_object = Check("an object", lambda v: isinstance(v, dict))
+_is_number = Check("a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool))
 _FIELDS: dict[str, dict[str, Check]] = {
     "bpe": {
         "pattern": is_string,
@@ -53,6 +64,18 @@ _FIELDS: dict[str, dict[str, Check]] = {
     },
     "byte": {"special_tokens": is_list_of(is_string)},
     "char": {"special_tokens": is_list_of(is_string), "chars": is_string},
+    "sentencepiece": {
+        "text_rules": _is_object,
+        "split_words": is_bool,
+        "fuse_unknown": is_bool,
+        "unknown_text": is_string,
+        "special_tokens": is_id_map,
+        "added_tokens": is_id_map,
+        "types": is_string,
+        "pieces": is_list_of(optional(is_string)),
+        "scores": optional(is_list_of(_is_number)),
+        "merges": optional(is_list_of(is_pair)),
+    },
     "word": {
         "pattern": is_string,
         "special_tokens": is_list_of(is_string),
@@ -60,12 +83,31 @@ _FIELDS: dict[str, dict[str, Check]] = {
     },
 }
 
+_OPTIONAL: dict[str, dict[str, Check]] = {
+    "bpe": {
+        "token_flags": _is_flags,
+        "add_prefix_space": is_bool,
+        "unknown": _is_object,
+    },
+    "sentencepiece": {"token_flags": _is_flags},
+}
+"""Fields that are left out at their default."""
+
 
 def load(path: str | Path) -> Tokenizer:
-    """The tokenizer in our JSON, in a Hugging Face tokenizer.json, or in a folder with one."""
+    """The tokenizer in our JSON, a Hugging Face tokenizer.json or a folder with one, .model, .gguf.
+
+    Names that end in .model are SentencePiece models, those in .gguf GGUF files.
+    """
     path = Path(path)
     if path.is_dir():
         path = path / "tokenizer.json"
+    if path.suffix == ".gguf":
+        from lmworks.tokenizer import gguf
+
+        return gguf.load(path)
+    if path.suffix == ".model":
+        return sentencepiece.load(path)
     data = _read(path)
     try:
         if not data.lstrip().startswith(b"{"):
@@ -84,18 +126,26 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, path: str | Path, *, format: Format = "lmworks") -> None:
-    """Write a tokenizer in one of the formats, atomically; BPE alone has all three."""
+    """Write a tokenizer in one of the formats, atomically; DataError when it has no such form."""
     if format == "lmworks":
         tokenizer.save(path)
-        return
-    if not isinstance(tokenizer, BPETokenizer):
+    elif format == "gguf":
+        from lmworks.tokenizer import gguf
+
+        gguf.save(tokenizer, path)
+    elif format == "sentencepiece" and isinstance(tokenizer, SentencePieceTokenizer):
+        sentencepiece.save(tokenizer, path)
+    elif format == "hf" and isinstance(tokenizer, SentencePieceTokenizer):
+        text = sentencepiece_huggingface.to_huggingface(tokenizer)
+        write_bytes(path, text.encode("utf-8"))
+    elif format == "hf" and isinstance(tokenizer, BPETokenizer):
+        write_bytes(path, huggingface.to_json(tokenizer).encode("utf-8"))
+    elif format == "tiktoken" and isinstance(tokenizer, BPETokenizer):
+        write_bytes(path, to_tiktoken(tokenizer))
+    else:
         raise ConfigError(
             f"a {tokenizer.kind} tokenizer has no {format!r} format; write it as 'lmworks'"
         )
-    if format == "hf":
-        write_bytes(path, huggingface.to_json(tokenizer).encode("utf-8"))
-    else:
-        write_bytes(path, to_tiktoken(tokenizer))
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
@@ -129,138 +179,33 @@ def _from_own(value: dict[str, Any]) -> Tokenizer:
         raise DataError(f"kind={kind!r}; known: {', '.join(sorted(_KINDS))}")
     head = {"format": is_string, "version": Check("a number", lambda v: True), "kind": is_string}
     template = value.pop("template", None)
-    check_fields(value, {**head, **_FIELDS[kind]})
+    extra = {key: check for key, check in _OPTIONAL.get(kind, {}).items() if key in value}
+    check_fields(value, {**head, **_FIELDS[kind], **extra})
     tokenizer = _KINDS[kind].from_content({k: v for k, v in value.items() if k not in head})
     tokenizer.template = None if template is None else Template.from_json(template)
     return tokenizer
 
 
-# ---- tiktoken rank files: lines of base64(token) and rank = id ----
+# ---- tiktoken ----
 
 
 def load_tiktoken(
     path: str | Path, pattern: str, special_tokens: Mapping[str, int] | None = None
 ) -> BPETokenizer:
-    """The vocabulary in a .tiktoken file, with the merges recovered from the ranks."""
+    """The vocabulary in a .tiktoken file.
+
+    `pattern` names a pre-tokenizer pattern, or one of OpenAI's encodings ("cl100k_base"), which
+    also gives the special tokens.
+    """
     try:
-        tokens = _parse_ranks(_read(Path(path)))
-        merges, has_unreachable = recover_merges(tokens)
-        return BPETokenizer(
-            tokens,
-            merges,
-            pattern=pattern,
-            special_tokens=special_tokens or {},
-            ignore_merges=has_unreachable,
-        )
+        return tiktoken.from_ranks(_read(Path(path)), pattern, special_tokens)
     except DataError as err:
         raise DataError(f"{path}: {err}") from None
 
 
 def to_tiktoken(tokenizer: BPETokenizer) -> bytes:
     """The rank file's bytes; DataError when ranks alone cannot express this vocabulary."""
-    merges, _ = recover_merges(tokenizer.tokens)
-    if tuple(merges) != tokenizer.merges:
-        raise DataError(
-            "this vocabulary has no tiktoken form: its merges do not follow from the order of its "
-            "token ids; write it as 'lmworks' or 'hf'"
-        )
-    if tokenizer.normalizer or tokenizer.added_tokens:
-        raise DataError(
-            "this vocabulary has no tiktoken form: it has a normalizer or added tokens; "
-            "write it as 'lmworks' or 'hf'"
-        )
-    lines = [
-        base64.b64encode(token) + b" %d\n" % rank
-        for rank, token in enumerate(tokenizer.tokens)
-        if token is not None
-    ]
-    return b"".join(lines)
-
-
-def recover_merges(tokens: Sequence[bytes | None]) -> tuple[list[tuple[int, int]], bool]:
-    """Merges that give tiktoken's results, and whether some token is reached only as a whole piece.
-
-    tiktoken merges whatever two neighbours make a token of lowest rank. Run on a token itself with
-    the ranks below its own, this ends in the two parts that form it. When it ends in more, the
-    token is unreachable from its bytes alone, but two parts may still meet inside a longer piece:
-    then every split into two tokens is a merge.
-    """
-    rank_of = {token: rank for rank, token in enumerate(tokens) if token is not None}
-    sizes = sorted({len(token) for token in rank_of})
-    merges: list[tuple[int, int]] = []
-    has_unreachable = False
-    for token, rank in rank_of.items():
-        if len(token) < 2:
-            continue
-        parts = _merge_below(token, rank, rank_of)
-        if len(parts) == 2:
-            merges.append((rank_of[parts[0]], rank_of[parts[1]]))
-            continue
-        has_unreachable = True
-        # Only at sizes that tokens have: a long token of a hostile file would take its square.
-        splits = ((token[:i], token[i:]) for i in sizes if 0 < i < len(token))
-        merges += [(rank_of[a], rank_of[b]) for a, b in splits if a in rank_of and b in rank_of]
-    return merges, has_unreachable
-
-
-def _merge_below(token: bytes, limit: int, rank_of: Mapping[bytes, int]) -> list[bytes]:
-    """The tokens that `token` is left in by all merges of rank below `limit`, or the last two.
-
-    A heap of (rank, start, end) over parts that know their neighbours; an entry counts while both
-    of its parts still stand. O(n log n) look-ups, for tokens may be long.
-    """
-    size = len(token)
-    end_of = list(range(1, size + 1))  # by where a part starts; 0: merged into the one before
-    start_of = list(range(-1, size))  # of the part that ends here
-    heap: list[tuple[int, int, int]] = []
-
-    def push(start: int, end: int) -> None:
-        rank = rank_of.get(token[start:end], limit)
-        if rank < limit:
-            heapq.heappush(heap, (rank, start, end))
-
-    for i in range(size - 1):
-        push(i, i + 2)
-    num_parts = size
-    while heap and num_parts > 2:
-        _, start, end = heapq.heappop(heap)
-        middle = end_of[start]
-        if not start < middle < end or end_of[middle] != end:
-            continue
-        end_of[start], end_of[middle] = end, 0
-        start_of[end] = start
-        num_parts -= 1
-        if end < size:
-            push(start, end_of[end])
-        if start > 0:
-            push(start_of[start], end)
-    parts = [token[i:end] for i, end in enumerate(end_of) if end]
-    return [part for part in parts if part in rank_of]
-
-
-def _parse_ranks(data: bytes) -> list[bytes | None]:
-    by_rank: dict[int, bytes] = {}
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
-            continue
-        fields = line.split()
-        if len(fields) != 2:
-            raise DataError(f"line {number}: expected `base64 rank`, got {line[:60]!r}")
-        try:
-            token = base64.b64decode(fields[0], validate=True)
-        except binascii.Error as err:
-            raise DataError(f"line {number}: {fields[0][:60]!r} is not base64 ({err})") from None
-        if not fields[1].isdigit() or len(fields[1]) > 9 or int(fields[1]) >= _text.MAX_TOKENS:
-            raise DataError(
-                f"line {number}: rank {fields[1][:30]!r} is not in 0..{_text.MAX_TOKENS - 1}"
-            )
-        rank = int(fields[1])
-        if rank in by_rank:
-            raise DataError(f"line {number}: rank {rank} is given twice; keep one")
-        by_rank[rank] = token
-    if not by_rank:
-        raise DataError("no ranks: an empty tiktoken file")
-    return [by_rank.get(rank) for rank in range(max(by_rank) + 1)]
+    return tiktoken.to_ranks(tokenizer)
 
 
 # ---- reading ----

@@ -1,24 +1,25 @@
 """Hugging Face `tokenizer.json` of byte-level BPE models, read and written.
 
-Vocabulary keys and merges spell each byte as one letter (GPT-2's `bytes_to_unicode`). The pattern
-is recognised by its exact expression. What we cannot reproduce exactly is refused by name. Not
-applied: `post_processor` templates; our ids are those of `encode(text, add_special_tokens=False)`.
+Vocabulary keys and merges spell each byte as one letter (GPT-2's `bytes_to_unicode`). Ids are those
+of `tokenizers`' `encode(text, add_special_tokens=False)`; the post-processor becomes the template.
+`truncation` and `padding` are not read: they are arguments of `Tokenizer.prepare`. What we cannot
+reproduce exactly is refused by name. Models without ByteLevel are read by sentencepiece.py.
 """
 
 import json
-from typing import Any, Final
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, Final, NoReturn
 
 from lmworks import _text
 from lmworks.base.errors import DataError
+from lmworks.tokenizer import huggingface_parts as parts
+from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
-from lmworks.tokenizer.normalize import Normalizer
-from lmworks.tokenizer.schema import Check, field, is_int, is_string
-
-# The expressions as Hugging Face's engine (Oniguruma) must read them: there `{1,3}+` repeats.
-PATTERNS: Final[dict[str, str]] = {
-    **_text.PATTERNS,
-    "cl100k": _text.PATTERNS["cl100k"].replace("{1,3}+", "{1,3}"),
-}
+from lmworks.tokenizer.huggingface_parts import is_list, is_object
+from lmworks.tokenizer.preprocess import Unknown
+from lmworks.tokenizer.schema import field, is_bool, is_int, is_string
+from lmworks.tokenizer.special import PLAIN_FLAGS, TokenFlags
 
 
 def _byte_letters() -> list[str]:
@@ -35,177 +36,236 @@ def _byte_letters() -> list[str]:
 
 
 _LETTERS: Final = _byte_letters()
-_BYTES: Final = {ord(letter): byte for byte, letter in enumerate(_LETTERS)}
-
-is_object = Check("an object", lambda v: isinstance(v, dict))
-is_list = Check("a list", lambda v: isinstance(v, list))
+# Letter -> byte as Latin-1; what spells no byte leaves Latin-1.
+_TO_LATIN1: Final = {
+    **dict.fromkeys(range(256), 0xFFFF),
+    **{ord(letter): byte for byte, letter in enumerate(_LETTERS)},
+}
+_FROM_LATIN1: Final = dict(enumerate(_LETTERS))
 
 
 # ---- reading ----
 
 
-def from_json(value: dict[str, Any]) -> BPETokenizer:
+def from_json(value: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a parsed tokenizer.json describes."""
     model = field(value, "model", is_object, "tokenizer.json")
+    if model.get("type", "BPE") != "BPE":
+        raise DataError(
+            f"model.type={model['type']!r:.40} is not supported; only 'BPE' can be read"
+        )
+    steps = parts.steps_of(value.get("pre_tokenizer"), "pretokenizers")
+    if any(step["type"] == "ByteLevel" for step in steps):
+        tokenizer: Tokenizer = _byte_level_bpe(value, model)
+    else:
+        from lmworks.tokenizer import sentencepiece
+
+        tokenizer = sentencepiece.from_huggingface(value)
+    tokenizer.template = parts.read_post_processor(value.get("post_processor"))
+    return tokenizer
+
+
+def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenizer:
     _check_model(model)
-    normalizer = _normalizer(value.get("normalizer"))
-    special, added = _added_tokens(value.get("added_tokens") or [], normalizer)
-    vocab: dict[str, Any] = field(model, "vocab", is_object, "model")
-    tokens = _tokens(vocab, {**special, **added})
-    id_of = {token: i for i, token in enumerate(tokens) if token is not None}
-    merges = [
-        _merge(entry, rank, id_of)
-        for rank, entry in enumerate(field(model, "merges", is_list, "model"))
-    ]
+    parts.check_decoder(value.get("decoder"))
+    pattern, add_prefix_space = parts.read_pre_tokenizer(value.get("pre_tokenizer"))
+    vocab: dict[str, int] = _checked_vocab(field(model, "vocab", is_object, "model"))
+    special, added, flags = _added_tokens(value.get("added_tokens") or [], vocab)
+    merges = _merges(field(model, "merges", is_list, "model"), vocab)
+    ignore_merges = bool(model.get("ignore_merges", False))
+    holes = _unreached({**special, **added}, vocab, merges)
+    if ignore_merges:
+        # Where it is no word of its own, a piece that is such a token's text is taken whole.
+        holes -= {name for name in added if flags.get(name, PLAIN_FLAGS).single_word}
+    tokens = _tokens({key: i for key, i in vocab.items() if key not in holes})
     return BPETokenizer(
         tokens,
         merges,
-        pattern=_pattern(value.get("pre_tokenizer")),
+        pattern=parts.checked_pattern(pattern),
         special_tokens=special,
         added_tokens=added,
-        ignore_merges=bool(model.get("ignore_merges", False)),
-        normalizer=normalizer,
+        ignore_merges=ignore_merges,
+        normalizer=parts.read_normalizer(value.get("normalizer")),
+        token_flags=flags,
+        add_prefix_space=add_prefix_space,
+        unknown=_unknown(model, vocab, tokens, merges),
     )
 
 
 def _check_model(model: dict[str, Any]) -> None:
-    if model.get("type", "BPE") != "BPE":
-        raise DataError(f"model.type={model['type']!r}; only byte-level 'BPE' can be read")
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise DataError(f"model.{key}={model[key]!r} is not supported; it must be unset")
-    if not isinstance(model.get("ignore_merges", False), bool):
-        raise DataError(f"model.ignore_merges={model['ignore_merges']!r} must be true or false")
+            raise DataError(f"model.{key}={model[key]!r:.60} is not supported; it must be unset")
+    for key in ("ignore_merges", "fuse_unk", "byte_fallback"):
+        if not is_bool.is_right(model.get(key) or False):
+            raise DataError(f"model.{key}={model[key]!r:.60} must be true or false")
 
 
-def _tokens(vocab: dict[str, Any], added: dict[str, int]) -> list[bytes | None]:
-    """Bytes by id, without the added tokens that the vocabulary repeats: no merge makes them."""
-    by_id: dict[int, bytes] = {}
+def _checked_vocab(vocab: dict[str, Any]) -> dict[str, int]:
+    """The vocabulary, in which each id is a number in range and there once."""
+    ids = vocab.values()
+    are_numbers = set(map(type, ids)) <= {int} and len(set(ids)) == len(vocab)
+    if are_numbers and (not vocab or 0 <= min(ids) <= max(ids) < _text.MAX_TOKENS):
+        return vocab
+    seen: dict[int, str] = {}
     for key, token_id in vocab.items():
         if not is_int.is_right(token_id) or not 0 <= token_id < _text.MAX_TOKENS:
             raise DataError(
-                f"model.vocab[{key!r}]={token_id!r} is not an id in 0..{_text.MAX_TOKENS - 1}"
+                f"model.vocab[{key!r:.60}]={token_id!r:.60} is not an id in "
+                f"0..{_text.MAX_TOKENS - 1}"
             )
-        if key in added:
-            if added[key] != token_id:
-                raise DataError(
-                    f"token {key!r} has id {token_id} in model.vocab, {added[key]} in added_tokens"
-                )
-            continue
-        if token_id in by_id:
+        if seen.setdefault(token_id, key) != key:
             raise DataError(
-                f"model.vocab: id {token_id} is given twice, the second time to {key!r}"
+                f"model.vocab: id {token_id} is given twice, the second time to {key!r:.60}"
             )
-        by_id[token_id] = _spelt(key, "model.vocab")
-    return [by_id.get(i) for i in range(max(by_id, default=-1) + 1)]
+    raise AssertionError("one of them is wrong")
 
 
-def _spelt(key: str, where: str) -> bytes:
+def _tokens(vocab: Mapping[str, int]) -> list[bytes | None]:
+    """Bytes by id. All keys are spelt out at once: a letter is a byte."""
+    if "" in vocab:
+        raise DataError("model.vocab holds an empty token; a token has at least one byte")
     try:
-        return bytes([_BYTES[ord(letter)] for letter in key])
-    except KeyError as err:
-        raise DataError(
-            f"{where}: {key!r} holds {chr(err.args[0])!r}, which spells no byte; "
-            "only byte-level vocabularies can be read"
-        ) from None
+        spelt = "".join(vocab).translate(_TO_LATIN1).encode("latin-1")
+    except UnicodeEncodeError:
+        _refuse_spelling(vocab)
+    tokens: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
+    at = 0
+    for key, token_id in vocab.items():
+        end = at + len(key)
+        tokens[token_id] = spelt[at:end]
+        at = end
+    return tokens
 
 
-def _merge(entry: Any, rank: int, id_of: dict[bytes, int]) -> tuple[int, int]:
-    """Both spellings: ["a", "b"] and "a b"."""
-    parts = entry.split(" ") if isinstance(entry, str) else entry
-    is_pair = isinstance(parts, list) and len(parts) == 2
-    if not is_pair or not all(isinstance(p, str) and p for p in parts):
-        raise DataError(f'model.merges[{rank}]={entry!r} is neither ["a", "b"] nor "a b"')
-    ids: list[int] = []
-    for part in parts:
-        token_id = id_of.get(_spelt(part, f"model.merges[{rank}]"))
-        if token_id is None:
-            raise DataError(f"model.merges[{rank}]={entry!r}: {part!r} is not in model.vocab")
-        ids.append(token_id)
-    return ids[0], ids[1]
+def _refuse_spelling(vocab: Mapping[str, int]) -> NoReturn:
+    known = set(_LETTERS)
+    key = next(key for key in vocab if not known.issuperset(key))
+    letter = next(letter for letter in key if letter not in known)
+    raise DataError(
+        f"model.vocab: {key!r:.60} holds {letter!r}, which spells no byte; "
+        "only byte-level vocabularies can be read"
+    )
+
+
+def _merges(entries: list[Any], vocab: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Pairs of ids, from both spellings: ["a", "b"] and "a b". Of equal ones the last counts."""
+    if entries and isinstance(entries[0], str) and set(map(type, entries)) == {str}:
+        pairs: list[list[str]] = [entry.split(" ") for entry in entries]
+    else:
+        pairs = entries
+    try:
+        if not set(map(type, pairs)) <= {list} or not set(map(len, pairs)) <= {2}:
+            _refuse_merge(entries, vocab)
+        ids = list(map(vocab.__getitem__, chain.from_iterable(pairs)))
+    except (KeyError, TypeError):
+        _refuse_merge(entries, vocab)
+    merges = list(zip(ids[::2], ids[1::2], strict=True))
+    if len(set(merges)) < len(merges):
+        last_first = dict.fromkeys(reversed(merges))
+        merges = list(reversed(last_first))
+    return merges
+
+
+def _refuse_merge(entries: list[Any], vocab: Mapping[str, int]) -> NoReturn:
+    for rank, entry in enumerate(entries):
+        pair = entry.split(" ") if isinstance(entry, str) else entry
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(part, str) for part in pair):
+            raise DataError(f'model.merges[{rank}]={entry!r:.60} is neither ["a", "b"] nor "a b"')
+        for part in pair:
+            if part not in vocab:
+                raise DataError(
+                    f"model.merges[{rank}]={entry!r:.60}: {part!r:.60} is not in model.vocab"
+                )
+    raise DataError('model.merges mixes ["a", "b"] and "a b"; use one of them')
 
 
 def _added_tokens(
-    entries: Any, normalizer: Normalizer | None
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Special and other added tokens; every flag that changes how text matches must be off."""
+    entries: Any, vocab: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int], dict[str, TokenFlags]]:
+    """Special tokens, other added tokens, and the flags of both. Of equal ones the last counts."""
     if not isinstance(entries, list):
         raise DataError(f"added_tokens must be a list, got {type(entries).__name__}")
     special: dict[str, int] = {}
     added: dict[str, int] = {}
+    flags: dict[str, TokenFlags] = {}
+    num_new = 0
     for i, entry in enumerate(entries):
         where = f"added_tokens[{i}]"
         content = field(entry, "content", is_string, where)
         token_id = field(entry, "id", is_int, where)
-        for flag in ("lstrip", "rstrip", "single_word"):
-            if entry.get(flag):
-                raise DataError(f"{where} ({content!r}): {flag} is not supported; it must be false")
-        if normalizer and entry.get("normalized"):
-            raise DataError(f"{where} ({content!r}): normalized must be false beside a normalizer")
-        if content in special or content in added:
-            raise DataError(f"{where}: token {content!r} is given twice; keep one")
-        (special if entry.get("special") else added)[content] = token_id
-    return special, added
+        values = {name: entry.get(name, False) for name in (*TokenFlags.__slots__, "special")}
+        for name, flag in values.items():
+            if not is_bool.is_right(flag):
+                raise DataError(f"{where}.{name} must be true or false, got {flag!r:.60}")
+        if content in vocab:
+            expected = vocab[content]
+        elif content in flags:
+            expected = special[content] if content in special else added[content]
+        else:
+            # `tokenizers` ignores the file's id then and numbers on from the vocabulary's size.
+            expected = len(vocab) + num_new
+            num_new += 1
+        if token_id != expected:
+            raise DataError(
+                f"{where}: token {content!r:.60} has id {token_id}, but `tokenizers` gives it "
+                f"{expected}; put it in model.vocab with the id that is meant"
+            )
+        special.pop(content, None)
+        added.pop(content, None)
+        (special if values.pop("special") else added)[content] = token_id
+        flags[content] = TokenFlags(**values)
+    return special, added, {name: f for name, f in flags.items() if f != PLAIN_FLAGS}
 
 
-def _normalizer(value: Any) -> Normalizer | None:
-    steps = _steps(value, "normalizers")
-    if not steps:
+def _unreached(
+    names: Mapping[str, int], vocab: Mapping[str, int], merges: list[tuple[int, int]]
+) -> set[str]:
+    """Added tokens in the vocabulary that no merge makes or uses: text never leads to them."""
+    inside = [name for name in names if name in vocab]
+    if not inside:
+        return set()
+    used = set(chain.from_iterable(merges))
+    pairs: set[tuple[int, int]] | None = None
+    holes = set()
+    for name in inside:
+        splits = [
+            (vocab[name[:k]], vocab[name[k:]])
+            for k in range(1, min(len(name), 1024))
+            if name[:k] in vocab and name[k:] in vocab
+        ]
+        if splits and pairs is None:
+            pairs = set(merges)
+        is_made = any(pair in pairs for pair in splits) if pairs is not None else False
+        is_byte = len(name) == 1 and name in _LETTERS
+        if vocab[name] not in used and not is_made and not is_byte:
+            holes.add(name)
+    return holes
+
+
+def _unknown(
+    model: dict[str, Any],
+    vocab: Mapping[str, int],
+    tokens: list[bytes | None],
+    merges: list[tuple[int, int]],
+) -> Unknown | None:
+    """What becomes of the bytes that the vocabulary lacks; None when it has all."""
+    unk = model.get("unk_token")
+    if not isinstance(unk, str | None):
+        raise DataError(f"model.unk_token={unk!r:.60} must be a string or null")
+    single = {token for token in tokens if token is not None and len(token) == 1}
+    if len(single) == 256:
         return None
-    if [step.get("type") for step in steps] == ["NFC"]:
-        return Normalizer.from_json("NFC")
-    raise DataError(f"normalizer {_types(steps)} is not supported; known: none, NFC")
-
-
-def _pattern(value: Any) -> str:
-    steps = _steps(value, "pretokenizers")
-    types = [step.get("type") for step in steps]
-    last = steps[-1] if steps else {}
-    if not types or types[-1] != "ByteLevel":
-        raise DataError(f"pre_tokenizer {_types(steps)} is not supported; it must end in ByteLevel")
-    if last.get("add_prefix_space"):
-        raise DataError("pre_tokenizer: add_prefix_space is not supported; it must be false")
-    use_regex = last.get("use_regex", True) is not False
-    if types == ["ByteLevel"] and use_regex:
-        return "gpt2"
-    if types == ["Digits", "ByteLevel"] and use_regex and steps[0].get("individual_digits"):
-        return "smollm"
-    if types == ["Split", "ByteLevel"] and not use_regex:
-        return _split_pattern(steps[0])
-    raise DataError(
-        f"pre_tokenizer {_types(steps)} with use_regex={use_regex} is not supported; known: "
-        "ByteLevel, [Digits(individual), ByteLevel], [Split(expression), ByteLevel(no regex)]"
-    )
-
-
-def _split_pattern(step: dict[str, Any]) -> str:
-    pattern = step.get("pattern")
-    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
-    if step.get("behavior") != "Isolated" or step.get("invert"):
-        raise DataError("pre_tokenizer: Split must be Isolated and not inverted")
-    for name, known in PATTERNS.items():
-        if expression == known:
-            return name
-    raise DataError(
-        f"pre_tokenizer: unknown expression {expression!r}; known are those of "
-        f"{', '.join(PATTERNS)}, letter by letter"
-    )
-
-
-def _steps(value: Any, key: str) -> list[dict[str, Any]]:
-    """The components of a pipeline part that may be null, one component or a Sequence."""
-    if value is None:
-        return []
-    if isinstance(value, dict) and value.get("type") == "Sequence":
-        value = value.get(key)
-    steps = value if isinstance(value, list) else [value]
-    if not all(isinstance(step, dict) for step in steps):
-        raise DataError(f"{key}: expected objects with a type, got {value!r:.60}")
-    return steps
-
-
-def _types(steps: list[dict[str, Any]]) -> str:
-    return str([step.get("type") for step in steps])
+    if model.get("byte_fallback"):
+        raise DataError("model.byte_fallback is not supported in a vocabulary that lacks bytes")
+    if unk is None:
+        return Unknown()
+    if unk not in vocab:
+        raise DataError(f"model.unk_token={unk!r:.60} is not in model.vocab")
+    if vocab[unk] in set(chain.from_iterable(merges)):
+        raise DataError(f"model.unk_token={unk!r:.60} is part of a merge, which is not supported")
+    return Unknown(vocab[unk], bool(model.get("fuse_unk", False)))
 
 
 # ---- writing ----
@@ -213,14 +273,11 @@ def _types(steps: list[dict[str, Any]]) -> str:
 
 def to_json(tokenizer: BPETokenizer) -> str:
     """tokenizer.json that Hugging Face's `tokenizers` loads to the same ids."""
-    vocab = {
-        "".join(_LETTERS[b] for b in token): i
-        for i, token in enumerate(tokenizer.tokens)
-        if token is not None
-    }
-    merges = [
-        ["".join(_LETTERS[b] for b in part) for part in pair] for pair in tokenizer.merged_bytes
+    letters = [
+        None if token is None else token.decode("latin-1").translate(_FROM_LATIN1)
+        for token in tokenizer.tokens
     ]
+    vocab = {token: i for i, token in enumerate(letters) if token is not None}
     specials = tokenizer.special_tokens
     names = sorted({**specials, **tokenizer.added_tokens}.items(), key=lambda item: item[1])
     for name, token_id in names:
@@ -230,61 +287,52 @@ def to_json(tokenizer: BPETokenizer) -> str:
                 f"special token {name!r} has no Hugging Face form: it is spelt like token "
                 f"{vocab[name]} of the vocabulary"
             )
+    flags = tokenizer._specials.flags
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {
-                "id": token_id,
-                "content": name,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": name in specials,
-            }
+            _added_entry(name, token_id, flags.get(name, PLAIN_FLAGS), name in specials)
             for name, token_id in names
         ],
-        "normalizer": {"type": "NFC"} if tokenizer.normalizer else None,
-        "pre_tokenizer": _pre_tokenizer(tokenizer.pattern),
-        "post_processor": None,
-        "decoder": _byte_level(use_regex=True),
+        "normalizer": parts.write_normalizer(tokenizer.normalizer),
+        "pre_tokenizer": parts.write_pre_tokenizer(
+            tokenizer.pattern, add_prefix_space=tokenizer.add_prefix_space
+        ),
+        "post_processor": parts.write_post_processor(
+            tokenizer.template, {token_id: name for name, token_id in names}
+        ),
+        "decoder": parts.write_decoder(),
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": None,
+            "unk_token": _unk_token(tokenizer, vocab),
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": False,
+            "fuse_unk": tokenizer.unknown is not None and tokenizer.unknown.fuse,
             "byte_fallback": False,
             "ignore_merges": tokenizer.ignore_merges,
-            "vocab": vocab,
-            "merges": merges,
+            "vocab": dict(sorted(vocab.items(), key=lambda item: item[1])),
+            "merges": [[letters[a], letters[b]] for a, b in tokenizer.merges],
         },
     }
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
-def _pre_tokenizer(pattern: str) -> dict[str, Any]:
-    if pattern == "gpt2":
-        return _byte_level(use_regex=True)
-    if pattern == "smollm":
-        first: dict[str, Any] = {"type": "Digits", "individual_digits": True}
-        return {"type": "Sequence", "pretokenizers": [first, _byte_level(use_regex=True)]}
-    first = {
-        "type": "Split",
-        "pattern": {"Regex": PATTERNS[pattern]},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return {"type": "Sequence", "pretokenizers": [first, _byte_level(use_regex=False)]}
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+def _added_entry(name: str, token_id: int, flags: TokenFlags, is_special: bool) -> dict[str, Any]:
     return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
+        "id": token_id,
+        "content": name,
+        "single_word": flags.single_word,
+        "lstrip": flags.lstrip,
+        "rstrip": flags.rstrip,
+        "normalized": flags.normalized,
+        "special": is_special,
     }
+
+
+def _unk_token(tokenizer: BPETokenizer, vocab: Mapping[str, int]) -> str | None:
+    if tokenizer.unknown is None or tokenizer.unknown.token_id is None:
+        return None
+    return next(name for name, i in vocab.items() if i == tokenizer.unknown.token_id)

@@ -1,0 +1,354 @@
+"""The parts of a Hugging Face tokenizer.json around the model: read and written.
+
+Normalizer, pre-tokenizer, post-processor and decoder are each null, one component or a Sequence of
+them. What would not give exactly the ids of `tokenizers` is refused by name.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lmworks.base.errors import ConfigError, DataError
+from lmworks.tokenizer.normalize import Normalizer
+from lmworks.tokenizer.pretokenize import PATTERNS, STEPS, known_pattern
+from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
+from lmworks.tokenizer.template import PLAIN, Template, TemplateItem
+
+MAX_STEPS: Final = 64
+is_object = Check("an object", lambda v: isinstance(v, dict))
+is_list = Check("a list", lambda v: isinstance(v, list))
+
+_PLAIN_STEPS: Final = {
+    "NFC": "nfc",
+    "NFD": "nfd",
+    "NFKC": "nfkc",
+    "NFKD": "nfkd",
+    "Lowercase": "lowercase",
+    "StripAccents": "strip_accents",
+}
+# `regex` and tiktoken read a + after a counted repeat as possessive, Oniguruma as a repeat.
+_COUNTED_THEN_PLUS: Final = re.compile(r"(?<!\\)\{\d*,?\d*\}\+")
+
+
+def steps_of(value: Any, key: str) -> list[dict[str, Any]]:
+    """The components of a part, Sequences inside of Sequences laid flat."""
+    steps: list[dict[str, Any]] = []
+    waiting = [value]
+    while waiting:
+        step = waiting.pop()
+        if step is None:
+            continue
+        if not isinstance(step, dict) or not isinstance(step.get("type"), str):
+            raise DataError(f"{key}: expected an object with a type, got {step!r:.60}")
+        if step["type"] == "Sequence":
+            waiting += reversed(field(step, key, is_list, "Sequence"))
+        else:
+            steps.append(step)
+        if len(steps) + len(waiting) > MAX_STEPS:
+            raise DataError(f"{key}: more than {MAX_STEPS} steps")
+    return steps
+
+
+def types_of(steps: list[dict[str, Any]]) -> str:
+    """The types, for messages."""
+    return f"[{', '.join(repr(step['type'])[:40] for step in steps)}]"
+
+
+def _flag(step: dict[str, Any], name: str, default: bool) -> bool:
+    value = step.get(name, default)
+    if not is_bool.is_right(value):
+        raise DataError(f"{step['type']}.{name} must be true or false, got {value!r:.60}")
+    return bool(value)
+
+
+# ---- normalizer ----
+
+
+def read_normalizer(value: Any) -> Normalizer | None:
+    """The steps of a `normalizer`."""
+    steps = steps_of(value, "normalizers")
+    return Normalizer.from_json([_normalizer_step(step) for step in steps]) if steps else None
+
+
+def _normalizer_step(step: dict[str, Any]) -> dict[str, Any]:
+    kind = step["type"]
+    if kind in _PLAIN_STEPS:
+        return {"kind": _PLAIN_STEPS[kind]}
+    if kind == "Strip":
+        left, right = _flag(step, "strip_left", True), _flag(step, "strip_right", True)
+        return {"kind": "strip", "left": left, "right": right}
+    if kind == "Prepend":
+        return {"kind": "prepend", "text": field(step, "prepend", is_string, kind)}
+    if kind == "Replace":
+        pattern, is_regex = _pattern_of(step)
+        content = field(step, "content", is_string, kind)
+        replace = {"kind": "replace", "pattern": pattern, "content": content}
+        return {**replace, "is_regex": True} if is_regex else replace
+    raise DataError(
+        f"normalizer {kind!r:.60} is not supported; known: {', '.join(_PLAIN_STEPS)}, Strip, "
+        "Prepend, Replace"
+    )
+
+
+def _pattern_of(step: dict[str, Any]) -> tuple[str, bool]:
+    """The string or regular expression of a Split or Replace, and whether it is the latter."""
+    pattern = field(step, "pattern", is_object, step["type"])
+    for key in ("String", "Regex"):
+        if len(pattern) == 1 and isinstance(pattern.get(key), str):
+            text: str = pattern[key]
+            if key == "Regex" and _COUNTED_THEN_PLUS.search(text):
+                raise DataError(
+                    f"{step['type']}: in {text!r:.80} a + follows a counted repeat, which Hugging "
+                    "Face's engine reads as a repeat and others as possessive; write (?:...)+"
+                )
+            return text, key == "Regex"
+    raise DataError(f"{step['type']}.pattern must be a String or a Regex, got {pattern!r:.60}")
+
+
+def write_normalizer(normalizer: Normalizer | None) -> dict[str, Any] | None:
+    """Inverse of `read_normalizer`."""
+    if normalizer is None:
+        return None
+    parts = [_written_step(step.to_json()) for step in normalizer.steps]
+    return parts[0] if len(parts) == 1 else {"type": "Sequence", "normalizers": parts}
+
+
+def _written_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    for name, kind in _PLAIN_STEPS.items():
+        if step["kind"] == kind:
+            return {"type": name}
+    if step["kind"] == "strip":
+        return {"type": "Strip", "strip_left": step["left"], "strip_right": step["right"]}
+    if step["kind"] == "prepend":
+        return {"type": "Prepend", "prepend": step["text"]}
+    if step["kind"] == "replace":
+        key = "Regex" if step.get("is_regex") else "String"
+        return {"type": "Replace", "pattern": {key: step["pattern"]}, "content": step["content"]}
+    raise DataError(f"the normalizer step {step['kind']!r} has no Hugging Face form")
+
+
+# ---- pre-tokenizer ----
+
+
+def read_pre_tokenizer(value: Any) -> tuple[str, bool]:
+    """The pattern (a name, "none" or an expression), and whether a space is put in front."""
+    steps = steps_of(value, "pretokenizers")
+    if not steps or steps[-1]["type"] != "ByteLevel":
+        raise DataError(
+            f"pre_tokenizer {types_of(steps)} is not supported; it must end in ByteLevel"
+        )
+    *splits, last = steps
+    add_prefix_space = _flag(last, "add_prefix_space", True)
+    if add_prefix_space and splits:
+        raise DataError(
+            "pre_tokenizer: add_prefix_space behind other steps puts a space before every piece, "
+            "which is not supported; it must be false"
+        )
+    expressions = [_split_expression(step) for step in splits]
+    if _flag(last, "use_regex", True):
+        expressions.append(PATTERNS["gpt2"])
+    if not expressions:
+        return "none", add_prefix_space
+    name = known_pattern(*expressions)
+    if name is None and len(expressions) == 1:
+        name = expressions[0]
+    if name is None:
+        raise DataError(
+            f"pre_tokenizer {types_of(steps)}: these expressions one after another are not "
+            f"supported: {expressions!r:.200}; known sequences: {', '.join(STEPS)}"
+        )
+    return name, add_prefix_space
+
+
+def _split_expression(step: dict[str, Any]) -> str:
+    """The expression whose matches, and what is between them, are the step's pieces."""
+    if step["type"] == "Digits":
+        return r"\p{N}" if _flag(step, "individual_digits", False) else r"\p{N}+"
+    if step["type"] != "Split":
+        raise DataError(
+            f"pre_tokenizer {step['type']!r:.60} is not supported; known before ByteLevel: Split, "
+            "Digits"
+        )
+    if step.get("behavior") != "Isolated":
+        # Inverted or not makes no difference then.
+        raise DataError(
+            f"pre_tokenizer: Split with behavior={step.get('behavior')!r:.40} is not supported; it "
+            "must be 'Isolated'"
+        )
+    pattern, is_regex = _pattern_of(step)
+    if not pattern:
+        raise DataError("pre_tokenizer: Split has an empty pattern")
+    return pattern if is_regex else re.escape(pattern)
+
+
+def write_pre_tokenizer(pattern: str, *, add_prefix_space: bool) -> dict[str, Any]:
+    """Inverse of `read_pre_tokenizer`; known patterns in the published spelling."""
+    if pattern in ("gpt2", "none"):
+        return _byte_level(use_regex=pattern == "gpt2", add_prefix_space=add_prefix_space)
+    if add_prefix_space:
+        raise DataError(
+            f"add_prefix_space with the pattern {pattern!r:.60} has no Hugging Face form"
+        )
+    if pattern == "smollm":
+        steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}]
+    else:
+        steps = [_split(expression) for expression in _written_expressions(pattern)]
+    steps.append(_byte_level(use_regex=pattern == "smollm"))
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+def _written_expressions(pattern: str) -> tuple[str, ...]:
+    if pattern in STEPS:
+        return STEPS[pattern]
+    if pattern in PATTERNS:
+        # Digits before anything else are never followed by a digit, possessive or not.
+        return (PATTERNS[pattern].replace(r"\p{N}{1,3}+", r"\p{N}{1,3}"),)
+    if _COUNTED_THEN_PLUS.search(pattern):
+        raise DataError(
+            f"the pattern {pattern!r:.80} has no Hugging Face form: a + after a counted repeat has "
+            "another meaning there"
+        )
+    return (pattern,)
+
+
+def _split(expression: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": expression},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _byte_level(*, use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+# ---- decoder ----
+
+
+def check_decoder(value: Any) -> None:
+    """The decoder is the one of byte-level vocabularies, or none is given."""
+    steps = steps_of(value, "decoders")
+    if any(step["type"] != "ByteLevel" for step in steps):
+        raise DataError(f"decoder {types_of(steps)} is not supported; it must be ByteLevel")
+
+
+def write_decoder() -> dict[str, Any]:
+    """ByteLevel; its flags have no effect when decoding."""
+    return _byte_level(use_regex=True)
+
+
+# ---- post-processor ----
+
+
+def read_post_processor(value: Any) -> Template | None:
+    """The template of a `post_processor`; None when it adds no tokens."""
+    steps = [s for s in steps_of(value, "processors") if s["type"] != "ByteLevel"]
+    if not steps:
+        return None
+    if len(steps) > 1:
+        raise DataError(f"post_processor {types_of(steps)}: only one of them may add tokens")
+    (step,) = steps
+    if step["type"] == "TemplateProcessing":
+        template = Template(_items(step, "single"), _items(step, "pair"))
+    elif step["type"] in ("BertProcessing", "RobertaProcessing"):
+        template = _cls_and_sep(step)
+    else:
+        raise DataError(
+            f"post_processor {step['type']!r:.60} is not supported; known: TemplateProcessing, "
+            "BertProcessing, RobertaProcessing, ByteLevel"
+        )
+    return None if template == PLAIN else template
+
+
+def _items(step: dict[str, Any], name: str) -> tuple[TemplateItem, ...]:
+    items: list[TemplateItem] = []
+    special = field(step, "special_tokens", is_object, "TemplateProcessing")
+    for i, item in enumerate(field(step, name, is_list, "TemplateProcessing")):
+        where = f"TemplateProcessing.{name}[{i}]"
+        if (
+            not isinstance(item, dict)
+            or len(item) != 1
+            or not item.keys()
+            <= {
+                "Sequence",
+                "SpecialToken",
+            }
+        ):
+            raise DataError(f"{where} must be a Sequence or a SpecialToken, got {item!r:.60}")
+        ((kind, content),) = item.items()
+        source = field(content, "id", is_string, where)
+        type_id = field(content, "type_id", is_int, where)
+        if kind == "Sequence":
+            if source not in ("A", "B"):
+                raise DataError(f"{where}: sequence {source!r:.60} must be 'A' or 'B'")
+            items.append(TemplateItem(source, type_id))
+            continue
+        ids = field(special.get(source), "ids", is_list, f"TemplateProcessing.{source!r:.60}")
+        if not all(map(is_int.is_right, ids)):
+            raise DataError(f"{where}: the ids of {source!r:.60} must be whole numbers")
+        items += [TemplateItem(token_id, type_id) for token_id in ids]
+    return tuple(items)
+
+
+def _cls_and_sep(step: dict[str, Any]) -> Template:
+    def token(name: str) -> TemplateItem:
+        value = step.get(name)
+        if not isinstance(value, list) or len(value) != 2 or not is_int.is_right(value[1]):
+            raise DataError(f"{step['type']}.{name} must be [token, id], got {value!r:.60}")
+        return TemplateItem(value[1], 0)
+
+    cls, sep = token("cls"), token("sep")
+    single = (cls, TemplateItem("A"), sep)
+    if step["type"] == "RobertaProcessing":
+        return Template(single, (*single, sep, TemplateItem("B"), sep))
+    assert isinstance(sep.source, int), "made of an id"
+    return Template(single, (*single, TemplateItem("B", 1), TemplateItem(sep.source, 1)))
+
+
+def write_post_processor(
+    template: Template | None, names: Mapping[int, str]
+) -> dict[str, Any] | None:
+    """Inverse of `read_post_processor`; `names` has the texts of special and added tokens."""
+    if template is None:
+        return None
+    unknown = sorted(template.token_ids - names.keys())
+    if unknown:
+        raise DataError(
+            f"the template's token {unknown[0]} is no special token, so the template has no "
+            "Hugging Face form"
+        )
+
+    def written(items: tuple[TemplateItem, ...]) -> list[dict[str, Any]]:
+        return [
+            {"Sequence": {"id": item.source, "type_id": item.type_id}}
+            if isinstance(item.source, str)
+            else {"SpecialToken": {"id": names[item.source], "type_id": item.type_id}}
+            for item in items
+        ]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": written(template.single),
+        "pair": written(template.pair),
+        "special_tokens": {
+            names[i]: {"id": names[i], "ids": [i], "tokens": [names[i]]}
+            for i in sorted(template.token_ids)
+        },
+    }
+
+
+def checked_pattern(pattern: str) -> str:
+    """The pattern as BPETokenizer takes it; DataError when it is no regular expression."""
+    from lmworks.tokenizer.pretokenize import check_pattern
+
+    try:
+        return pattern if pattern == "none" else check_pattern(pattern)
+    except ConfigError as err:
+        raise DataError(str(err)) from None
