@@ -52,6 +52,7 @@ HUGGING_FACE_MERGES = ("lmworks_hf", "tokenizers", "gigatoken")
 
 def lmworks(corpus: Path, vocab_size: int, num_threads: int) -> Run:
     import numpy  # noqa: F401 - imported on use: not part of the time, as the peers' imports
+
     from lmworks.tokenizer import train_bpe
 
     return lambda: (train_bpe([corpus], vocab_size, num_threads=num_threads).vocab_size, None)
@@ -59,6 +60,7 @@ def lmworks(corpus: Path, vocab_size: int, num_threads: int) -> Run:
 
 def lmworks_hf(corpus: Path, vocab_size: int, num_threads: int) -> Run:
     import numpy  # noqa: F401 - as above
+
     from lmworks.tokenizer import train_bpe
 
     def run() -> Trained:
