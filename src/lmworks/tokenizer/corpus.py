@@ -79,8 +79,11 @@ class Corpus:
         for index, source in enumerate(self._sources):
             if index >= self._position.source:
                 self._count_or_note(source)
+                read_bytes = self._position.offset
                 self._position = Position(index + 1)
                 self._save_if_due()
+                if source.size_bytes is None:
+                    self._done_bytes += read_bytes
             self._done_bytes += source.size_bytes or 0
             self._report(0, force=True)
         self._feed.flush()
@@ -90,13 +93,20 @@ class Corpus:
     def _count_or_note(self, source: Source) -> None:
         try:
             self._count_source(source)
+        except DataError as err:
+            self._note(err)
+            return
+        try:
             source.check_unchanged()
         except DataError as err:
-            if self._on_fault is None:
-                raise
-            self._on_fault(err)
-            if self._state:
-                self._state.faults.append(str(err))
+            self._note(DataError(f"{err}; it is counted as it was read") if self._on_fault else err)
+
+    def _note(self, fault: DataError) -> None:
+        if self._on_fault is None:
+            raise fault
+        self._on_fault(fault)
+        if self._state:
+            self._state.faults.append(str(fault))
 
     def _count_source(self, source: Source) -> None:
         if not (source.is_plain_file and self._can_count_files):

@@ -243,6 +243,10 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"a\.txt: changed while it was read"):
         train_bpe([file, file], VOCAB_SIZE, progress=touch)
+    os.utime(file)
+    faults: list[DataError] = []
+    train_bpe(file, VOCAB_SIZE, progress=touch, on_fault=faults.append)
+    assert str(faults[0]).endswith("it is counted as it was read")
 
 
 def test_a_remote_file_system_that_fails_gives_a_data_error(
@@ -276,6 +280,16 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     )
     assert seen[-1][0] == seen[-1][1] == sum(f.stat().st_size for f in tmp_path.iterdir())
     assert seen == sorted(seen)
+
+
+def test_progress_of_a_stream_ends_at_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    with write(tmp_path / "a", TEXT).open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        train_bpe("-", 270, progress=lambda _, done, total: seen.append((done, total)))
+    assert (len(TEXT.encode()), 0) in seen
 
 
 def test_one_text_is_no_iterable_of_texts() -> None:
