@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
         train_bpe([file, file], VOCAB_SIZE, progress=touch)
     os.utime(file)
     faults: list[DataError] = []
-    train_bpe(file, VOCAB_SIZE, progress=touch, on_fault=faults.append)
+    train_bpe([file, file], VOCAB_SIZE, progress=touch, on_fault=faults.append)
     assert str(faults[0]).endswith("it is counted as it was read")
 
 
