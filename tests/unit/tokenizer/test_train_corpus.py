@@ -140,6 +140,23 @@ def test_chunks_are_the_text_and_bounded(tmp_path: Path) -> None:
     assert max(map(len, chunks)) < 400
 
 
+@pytest.mark.parametrize(
+    ("pattern", "specials", "blocks"),
+    [
+        (None, ["cat sat on"], [b"0123456789 cat sat", b" on the"]),
+        (r"\w+|\W", ["<a>", "<a><b>"], [b"0123456789 <a>", b"<b> the end"]),
+    ],
+)
+def test_no_chunk_ends_in_what_may_become_a_special_token(
+    pattern: str | None, specials: list[str], blocks: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "READ_BYTES", 10)
+    settings = corpus.TrainSettings(vocab_size=300, pattern=pattern, special_tokens=specials)
+    longest = max(specials, key=len).encode()
+    chunks = list(corpus.Cutter(settings).chunks("a", blocks))
+    assert sum(longest in chunk for chunk in chunks) == 1
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_text_without_a_place_to_cut_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,6 +119,25 @@ def test_bad_lines_before_a_stop_are_told_after_it(tmp_path: Path) -> None:
     assert "this and 1 more bad lines are left out, 898 lines are used" in str(fault)
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_a_compressed_file_goes_on_inside(tmp_path: Path) -> None:
+    file, state = tmp_path / "a.txt.gz", tmp_path / "state"
+    file.write_bytes(gzip.compress(text(2, 1000).encode()))
+    num_calls = 0
+
+    def stop(phase: str, done: int, total: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train_bpe(file, 500, resume_dir=state, save_every_s=SAVE_ALWAYS, progress=stop)
+    offset = json.loads((state / STATE_NAME).read_text())["position"]["offset"]
+    assert offset % corpus.READ_BYTES > 0
+    assert train_bpe(file, 500, resume_dir=state) == train_bpe(file, 500)
+
+
 def test_a_finished_count_tells_its_faults_again(folder: Path, tmp_path: Path) -> None:
     (folder / "bad.txt").write_bytes(b"\xff")
     state = tmp_path / "state"

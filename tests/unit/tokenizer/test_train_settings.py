@@ -190,6 +190,14 @@ def test_extending_in_two_steps_on_one_text_is_training_at_once(texts: list[str]
     assert second == whole
 
 
+def test_no_new_merge_makes_a_token_that_no_old_merge_made() -> None:
+    tokens = [*(bytes([i]) for i in range(256)), b"xyz"]
+    old = BPETokenizer(tokens, [], pattern="gpt2", special_tokens={}, ignore_merges=True)
+    new = train_bpe_from_iterator(["xyz axyz xyzb"] * 9, 262, extend=old)
+    assert new.merges
+    assert not any(left + right == b"xyz" for left, right in new.merged_bytes)
+
+
 def test_extension_cuts_and_composes_as_the_old_vocabulary() -> None:
     old = BPETokenizer(
         [bytes([i]) for i in range(256)],
