@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lmworks import _text
 from lmworks.base.errors import DataError
+from lmworks.tokenizer.huggingface_parts import write_post_processor
 from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
 from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.sentencepiece_text import SPACE, Prefix, PrefixAt, TextRules
@@ -266,7 +267,9 @@ def to_huggingface(tokenizer: SentencePieceTokenizer) -> str:
         "padding": None,
         "added_tokens": added,
         **_pipeline(rules, split_words=tokenizer.split_words),
-        "post_processor": None,
+        "post_processor": write_post_processor(
+            tokenizer.template, {token_id: name for name, token_id in names.items()}
+        ),
         "decoder": _decoder(rules),
         "model": {
             "type": "BPE",
