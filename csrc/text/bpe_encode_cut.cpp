@@ -1,7 +1,6 @@
 // Where text without a pre-tokenizer pattern may be cut all the same.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "lmworks/bpe_encode.h"
 
@@ -10,20 +9,25 @@ namespace {
 
 bool is_continuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
-// Size of the character at `p`: by its first byte when that many continuation bytes follow, else 1.
-size_t char_size(const uint8_t* p, const uint8_t* end) {
-  const size_t size = *p < 0xC2 ? 1 : *p < 0xE0 ? 2 : *p < 0xF0 ? 3 : *p < 0xF5 ? 4 : 1;
-  if (size > static_cast<size_t>(end - p)) return 1;
-  for (size_t i = 1; i < size; ++i) {
-    if (!is_continuation(p[i])) return 1;
-  }
-  return size;
-}
+struct Utf8Char {
+  uint32_t packed;  // its bytes, the first one lowest
+  uint32_t size;
+};
 
-uint32_t packed(const uint8_t* p, size_t size) {
-  uint32_t value = 0;
-  std::memcpy(&value, p, size);
-  return value;
+// The character at `p`: by its first byte when that many continuation bytes follow, else that byte.
+// Written out by sizes: a loop or a memcpy of a variable size takes several times as long.
+inline Utf8Char char_at(const uint8_t* p, const uint8_t* end) {
+  const uint32_t first = *p;
+  const size_t left = static_cast<size_t>(end - p);
+  if (first < 0xC2 || first > 0xF4) return {first, 1};
+  if (left < 2 || !is_continuation(p[1])) return {first, 1};
+  const uint32_t two = first | static_cast<uint32_t>(p[1]) << 8;
+  if (first < 0xE0) return {two, 2};
+  if (left < 3 || !is_continuation(p[2])) return {first, 1};
+  const uint32_t three = two | static_cast<uint32_t>(p[2]) << 16;
+  if (first < 0xF0) return {three, 3};
+  if (left < 4 || !is_continuation(p[3])) return {first, 1};
+  return {three | static_cast<uint32_t>(p[3]) << 24, 4};
 }
 
 // A single unfinished character, as it is on the way from bytes to the whole one.
@@ -32,11 +36,6 @@ bool is_part_of_char(const uint8_t* p, size_t size) {
 }
 
 }  // namespace
-
-size_t PieceCutter::slot(uint32_t left, uint32_t right) const {
-  const uint64_t pair = static_cast<uint64_t>(left) << 32 | right;
-  return (pair * 0x9E3779B97F4A7C15u ^ pair) * 0xD6E8FEB86659FD93u >> shift_;
-}
 
 bool PieceCutter::is_joined(uint32_t left, uint32_t right) const {
   if ((left | right) < 0x80) return ascii_[left][right];
@@ -54,10 +53,9 @@ PieceCutter::PieceCutter(std::span<const uint8_t> token_bytes,
     if (size < 2 || is_part_of_char(p, size)) continue;
     uint32_t left = 0;
     for (bool is_first = true; p < end; is_first = false) {
-      const size_t length = char_size(p, end);
+      const auto [right, length] = char_at(p, end);
       // Parts of characters inside a longer token: its borders may then lie inside characters.
       if (length == 1 && *p >= 0x80) return;
-      const uint32_t right = packed(p, length);
       if (!is_first) pairs.emplace_back(left, right);
       left = right;
       p += length;
@@ -80,13 +78,17 @@ PieceCutter::PieceCutter(std::span<const uint8_t> token_bytes,
 
 const uint8_t* PieceCutter::next(const uint8_t* p, const uint8_t* end) const {
   if (!can_cut_) return end;
-  size_t size = char_size(p, end);
-  uint32_t left = packed(p, size);
-  for (p += size; p < end; p += size) {
-    size = char_size(p, end);
-    const uint32_t right = packed(p, size);
-    if (!is_continuation(*p) && !is_joined(left, right)) return p;
+  Utf8Char left = char_at(p, end);
+  for (p += left.size; p < end;) {
+    if ((left.packed | *p) < 0x80) {
+      if (!is_joined(left.packed, *p)) return p;
+      left.packed = *p++;
+      continue;
+    }
+    const Utf8Char right = char_at(p, end);
+    if (!is_continuation(*p) && !is_joined(left.packed, right.packed)) return p;
     left = right;
+    p += right.size;
   }
   return end;
 }

@@ -72,7 +72,10 @@ class PieceCutter {
 
  private:
   bool is_joined(uint32_t left, uint32_t right) const;
-  size_t slot(uint32_t left, uint32_t right) const;
+  size_t slot(uint32_t left, uint32_t right) const {
+    const uint64_t pair = static_cast<uint64_t>(left) << 32 | right;
+    return (pair ^ pair >> 29) * 0x9E3779B97F4A7C15u >> shift_;
+  }
   bool can_cut_ = false;
   bool ascii_[128][128] = {};     // whether some token has the second character after the first
   std::vector<uint64_t> others_;  // the same by hash, one bit for each pair
