@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmworks.base.errors import DataError
-from lmworks.tokenizer import huggingface
+from lmworks.tokenizer import huggingface, save
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.template import Template, TemplateItem
+from lmworks.tokenizer.train import train_bpe_from_iterator
 
 LETTERS = huggingface._LETTERS
 
@@ -333,3 +334,24 @@ def test_a_mutated_file_gives_a_tokenizer_that_works_or_a_data_error(data: st.Da
         assert isinstance(ours.decode(ours.encode(text, allowed_special="all")), str)
     except DataError:
         pass
+
+
+@pytest.mark.parametrize("pattern", ["gpt2", "llama3", "qwen2", "o200k", "deepseek3"])
+@pytest.mark.parametrize("peer", ["fastokens", "gigatoken"])
+def test_fast_peers_recognise_the_pattern_that_we_write(
+    pattern: str, peer: str, tmp_path: Path
+) -> None:
+    package = pytest.importorskip(peer)
+    tokenizer = train_bpe_from_iterator(
+        [Path(__file__).read_text(encoding="utf-8")],
+        400,
+        pattern=pattern,
+        special_tokens=["<|endoftext|>"],
+        num_threads=1,
+    )
+    path = tmp_path / "tokenizer.json"
+    save(tokenizer, path, format="hf")
+    make = package.Tokenizer if peer == "gigatoken" else package.Tokenizer.from_file
+    text = "Hello world 1234 it's\n\n  中文 def <|endoftext|> x"
+    found = make(str(path)).encode(text)
+    assert list(getattr(found, "ids", found)) == ids(tokenizer, text)
