@@ -157,7 +157,10 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
     throw nb::value_error("merges: not (left, right, result) triples, or too many");
   }
   for (size_t i = 0; i < merges.size(); ++i) {
-    if (merges.data()[i] >= num_tokens) throw nb::value_error("a merge of an unknown token");
+    const uint32_t id = merges.data()[i];
+    if (id >= num_tokens || offsets.data()[id] == offsets.data()[id + 1]) {
+      throw nb::value_error("a merge of an unknown token");
+    }
   }
   if (outputs.has_value() != output_offsets.has_value()) {
     throw nb::value_error("outputs and output_offsets go together");

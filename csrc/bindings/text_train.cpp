@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "lmworks/boundaries.h"
 #include "lmworks/bpe_train.h"
 #include "lmworks/pretokenize.h"
 
@@ -39,11 +40,29 @@ nb::list split(const nb::bytes& text, const std::string& pattern) {
   return pieces;
 }
 
+// Ends of the pieces as the scanner of whole stretches finds them.
+nb::list piece_ends(const nb::bytes& text, const std::string& pattern) {
+  nb::list ends;
+  uint32_t found[lmworks::kMaxScanPieces];
+  const uint8_t* const end = data(text) + text.size();
+  for (const uint8_t* p = data(text); p < end;) {
+    const size_t count = lmworks::scan_pieces(pattern_named(pattern), p, end, found);
+    for (size_t i = 0; i < count; ++i) ends.append(p - data(text) + found[i]);
+    p += found[count - 1];
+  }
+  return ends;
+}
+
 // Number of pieces, without making Python objects (for measuring the scanner alone).
 size_t count_pieces(const nb::bytes& text, const std::string& pattern) {
   size_t count = 0;
-  lmworks::for_each_piece(pattern_named(pattern), data(text), text.size(),
-                          [&](const uint8_t*, size_t) { ++count; });
+  uint32_t found[lmworks::kMaxScanPieces];
+  const uint8_t* const end = data(text) + text.size();
+  for (const uint8_t* p = data(text); p < end;) {
+    const size_t n = lmworks::scan_pieces(pattern_named(pattern), p, end, found);
+    p += found[n - 1];
+    count += n;
+  }
   return count;
 }
 
@@ -221,6 +240,7 @@ void bind_train(nb::module_& m) {
     }
   });
   m.def("split", &split, nb::arg("text"), nb::arg("pattern"));
+  m.def("scan_piece_ends", &piece_ends, nb::arg("text"), nb::arg("pattern"));
   m.def("count_pieces", &count_pieces, nb::arg("text"), nb::arg("pattern"));
   m.def(
       "utf8_error_offset",

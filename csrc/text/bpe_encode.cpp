@@ -1,67 +1,20 @@
 // The piece cache and the encoding loop around it.
 //
-// Per piece: the scanner finds its end, its bytes are packed into a 16-byte key, the slot is
-// prefetched, and 32 pieces later the slot is read: the table is larger than L2, so the loads of a
-// batch overlap instead of waiting for each other.
+// The borders of some thousand pieces are found at once (boundaries.h). Then per piece: its bytes
+// are packed into a key and its slot is prefetched; a batch of pieces later the slot is read. The
+// tables are larger than the L2 cache, so the loads of a batch overlap instead of waiting for each
+// other.
 #include "lmworks/bpe_encode.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
+#include "char_rules.h"
+#include "lmworks/boundaries.h"
+
 namespace lmworks {
-namespace {
-
-constexpr size_t kMaxPacked = 15;
-constexpr size_t kMaxLong = 255;  // longer pieces are rare and are merged each time
-constexpr size_t kFirstSlots = size_t{1} << 12;
-constexpr size_t kFirstLongSlots = size_t{1} << 10;
-// The long table stays a fraction of the short one: an entry also holds 16..255 bytes and their
-// ids.
-constexpr size_t kLongShare = 8;
-constexpr size_t kMaxPiece = 0xFFFFFFF0;  // positions inside a piece are 32-bit
-constexpr size_t kHugePage = size_t{1} << 21;
-
-uint64_t hash_key(uint64_t low, uint64_t high) {
-  const __uint128_t product =
-      static_cast<__uint128_t>(low ^ 0xA0761D6478BD642Fu) * (high ^ 0xE7037ED1A0B428DBu);
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
-// The piece's bytes, zero-padded to 15, and its length on top. `readable` bytes follow `p`.
-void pack(const uint8_t* p, size_t size, size_t readable, uint64_t* low, uint64_t* high) {
-  uint8_t copy[16] = {};
-  if (readable < 16) {
-    std::memcpy(copy, p, size);
-    p = copy;
-  }
-  std::memcpy(low, p, 8);
-  std::memcpy(high, p + 8, 8);
-  // Little-endian order is assumed; on a big-endian machine this would keep the wrong bytes.
-  static_assert(std::endian::native == std::endian::little);
-  *low &= size >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * size)) - 1;
-  *high &= size > 8 ? (uint64_t{1} << (8 * (size - 8))) - 1 : 0;
-  *high |= static_cast<uint64_t>(size) << 56;
-}
-
-uint64_t hash_long(const uint8_t* p, size_t size) {
-  uint64_t h = size, low, high;
-  for (size_t i = 0; i + 16 <= size; i += 16) {
-    std::memcpy(&low, p + i, 8);
-    std::memcpy(&high, p + i + 8, 8);
-    h = hash_key(low ^ h, high);
-  }
-  std::memcpy(&low, p + size - 16, 8);
-  std::memcpy(&high, p + size - 8, 8);
-  return hash_key(low ^ h, high);
-}
-
-}  // namespace
 
 TokenBuffer::TokenBuffer(TokenBuffer&& other) noexcept
     : data_(other.data_), size_(other.size_), capacity_(other.capacity_) {
@@ -91,195 +44,311 @@ uint32_t* TokenBuffer::release() {
   return data;
 }
 
-struct PieceCache::Batch {
-  static constexpr size_t kSize = 32;
-  size_t count = 0;
-  uint64_t low[kSize], high[kSize], hash[kSize];  // high 0: a long piece of `low` bytes
-  const uint8_t* piece[kSize];
-};
+namespace {
 
-PieceCache::PieceCache(size_t max_slots)
-    : max_slots_(std::bit_ceil(std::max(max_slots, size_t{64}))), long_slots_(kFirstLongSlots) {
-  allocate(std::min(kFirstSlots, max_slots_));
+constexpr size_t kMaxShort = ShortTable::Key::kMaxBytes, kMaxMiddle = MiddleTable::Key::kMaxBytes;
+// Pieces of 16..31 bytes are rarer than shorter ones, longer ones are rare.
+constexpr size_t kMiddleShare = 4;
+
+// Chinese and Japanese write no blanks: their pieces are long, and most are seen once.
+bool is_unspaced(const uint8_t* piece) {
+  const uint8_t first = piece[*piece == ' '];  // pieces of a blank alone do not come here
+  return first >= 0xE3 && first <= 0xE9;
 }
 
-void PieceCache::allocate(size_t num_slots) {
-  const size_t bytes = num_slots * sizeof(Slot);
-  void* const memory = std::aligned_alloc(bytes >= kHugePage ? kHugePage : alignof(Slot), bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  // Before the first touch; most look-ups would otherwise miss the TLB too.
-  if (bytes >= kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-  std::memset(memory, 0, bytes);
-  slots_ = static_cast<Slot*>(memory);
-  mask_ = num_slots - 1;
-  used_ = 0;
-}
+// Pieces of 32..255 bytes: rules, indentation, long names. Longer ones are merged each time.
+class LongTable {
+ public:
+  static constexpr size_t kMaxBytes = 255;
+  explicit LongTable(size_t max_slots) : slots_(kFirstSlots), max_slots_(max_slots) {}
 
-// Doubles twice; at the limit forgets everything, which costs one miss per piece in use.
-void PieceCache::grow() {
-  if (mask_ + 1 >= max_slots_) {
-    std::memset(slots_, 0, (mask_ + 1) * sizeof(Slot));
-    used_ = 0;
-    overflow_.clear();
-    return;
+  // The ids of the piece, or nothing.
+  std::span<const uint32_t> find(const uint8_t* piece, size_t size, uint64_t hash) const {
+    for (size_t i = hash & mask(); slots_[i].size != 0; i = (i + 1) & mask()) {
+      const Slot& slot = slots_[i];
+      if (slot.hash != hash || slot.size != size) continue;
+      if (std::memcmp(&bytes_[slot.bytes_at], piece, size) != 0) continue;
+      return {tokens_.data() + slot.tokens_at, slot.count};
+    }
+    return {};
   }
-  const std::unique_ptr<Slot, void (*)(void*)> old(slots_, std::free);
-  const size_t num_old = mask_ + 1;
-  slots_ = nullptr;
-  allocate(std::min(4 * num_old, max_slots_));
-  for (size_t k = 0; k < num_old; ++k) {
-    const Slot& slot = old.get()[k];
-    if (slot.high == 0) continue;
-    size_t i = hash_key(slot.low, slot.high) & mask_;
-    while (slots_[i].high != 0) i = (i + 1) & mask_;
+
+  void insert(const uint8_t* piece, size_t size, uint64_t hash, const uint32_t* ids, size_t count) {
+    if (2 * (used_ + 1) > slots_.size()) grow();
+    place({hash, static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(size),
+           static_cast<uint32_t>(tokens_.size()), static_cast<uint32_t>(count)});
+    bytes_.insert(bytes_.end(), piece, piece + size);
+    tokens_.insert(tokens_.end(), ids, ids + count);
+  }
+
+  static uint64_t hash(const uint8_t* p, size_t size) {
+    uint64_t h = size;
+    const auto add = [&](const uint8_t* at) {
+      uint64_t word;
+      std::memcpy(&word, at, 8);
+      h = (h ^ word) * 0x9E3779B97F4A7C15u;
+      h ^= h >> 32;
+    };
+    for (size_t i = 0; i + 8 <= size; i += 8) add(p + i);
+    add(p + size - 8);
+    return h;
+  }
+
+ private:
+  struct Slot {
+    uint64_t hash;
+    uint32_t bytes_at, size, tokens_at, count;  // size 0: empty slot
+  };
+  static constexpr size_t kFirstSlots = size_t{1} << 8;
+
+  size_t mask() const { return slots_.size() - 1; }
+
+  void place(const Slot& slot) {
+    size_t i = slot.hash & mask();
+    while (slots_[i].size != 0) i = (i + 1) & mask();
     slots_[i] = slot;
     ++used_;
   }
-}
 
-const PieceCache::Slot* PieceCache::insert(const BpeModel& model, uint64_t low, uint64_t high,
-                                           uint64_t hash) {
-  if (2 * (used_ + 1) > mask_ + 1) grow();
-  uint64_t bytes[2] = {low, high};
-  uint32_t ids[16];
-  const size_t count =
-      model.encode_piece(reinterpret_cast<const uint8_t*>(bytes), high >> 56, ids, scratch_);
-  size_t i = hash & mask_;
-  while (slots_[i].high != 0) i = (i + 1) & mask_;
-  Slot& slot = slots_[i];
-  slot = {low, high, {ids[0], 0, 0}, static_cast<uint32_t>(count)};
-  if (count <= 3) {
-    std::copy_n(ids, count, slot.tokens);
-  } else {
-    slot.tokens[0] = static_cast<uint32_t>(overflow_.size());
-    overflow_.insert(overflow_.end(), ids, ids + count);
+  void grow() {
+    used_ = 0;
+    if (slots_.size() >= max_slots_) {
+      std::fill(slots_.begin(), slots_.end(), Slot{});
+      bytes_.clear();
+      tokens_.clear();
+      return;
+    }
+    const std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(4 * slots_.size()));
+    for (const Slot& slot : old) {
+      if (slot.size != 0) place(slot);
+    }
   }
-  ++used_;
-  return &slot;
+
+  std::vector<Slot> slots_;
+  size_t used_ = 0, max_slots_;
+  std::vector<uint8_t> bytes_;
+  std::vector<uint32_t> tokens_;
+};
+
+}  // namespace
+
+struct PieceCache::State {
+  explicit State(size_t max_slots)
+      : shorts(max_slots), middles(max_slots / kMiddleShare), longs(max_slots / 16) {}
+
+  // Encodes pieces one after another; `next_ends(p)` gives the ends of the pieces from p on.
+  template <class NextEnds>
+  void encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out,
+              NextEnds next_ends);
+  void encode_batch(const BpeModel& model, const uint8_t* p, const uint8_t* text_end,
+                    std::span<const uint32_t> ends, TokenBuffer& out);
+  // A piece of any size; `at` has room for one id per byte and some more.
+  uint32_t* encode_whole(const BpeModel& model, const uint8_t* piece, size_t size, size_t readable,
+                         uint32_t* at);
+  // The same, cut where no token can cross.
+  uint32_t* encode_parts(const BpeModel& model, const uint8_t* piece, size_t size, size_t readable,
+                         uint32_t* at);
+  template <class Table>
+  uint32_t* look_up(const BpeModel& model, Table& table, const Table& known,
+                    const typename Table::Key& key, uint64_t hash, uint32_t* at);
+  template <class Table>
+  uint32_t* add(const BpeModel& model, Table& table, const Table& known,
+                const typename Table::Key& key, uint64_t hash, uint32_t* at);
+  uint32_t* encode_long(const BpeModel& model, const uint8_t* piece, size_t size, uint32_t* at);
+
+  ShortTable shorts;
+  MiddleTable middles;
+  LongTable longs;
+  MergeScratch scratch;
+  size_t num_added = 0;  // pieces that the last batch had to add
+  uint32_t ends[kMaxScanPieces];
+};
+
+// The same as scan_pieces for text that has no pattern.
+size_t cut_parts(const BpeModel& model, const uint8_t* p, const uint8_t* end, uint32_t* ends) {
+  size_t count = 0;
+  for (const uint8_t* q = p; q < end && static_cast<size_t>(q - p) < kScanBytes;) {
+    q = model.has_borders() ? model.chars().part_end(q, end) : end;
+    if (q - p > kMaxPieceBytes) {
+      if (count == 0) throw std::length_error("a piece of text of 4 GiB or more");
+      break;
+    }
+    ends[count++] = static_cast<uint32_t>(q - p);
+  }
+  return count;
 }
 
-void PieceCache::flush(const BpeModel& model, Batch& batch, TokenBuffer& out) {
-  uint32_t* at = out.reserve(Batch::kSize * 16);
-  for (size_t k = 0; k < batch.count; ++k) {
-    const uint64_t low = batch.low[k], high = batch.high[k];
-    if (high == 0) {
-      out.advance_to(at);
-      encode_long(model, batch.piece[k], low, out);
-      at = out.reserve(Batch::kSize * 16);
-      continue;
-    }
-    size_t i = batch.hash[k] & mask_;
-    const Slot* slot = &slots_[i];
-    while (slot->high != 0 && (slot->low != low || slot->high != high)) {
-      i = (i + 1) & mask_;
-      slot = &slots_[i];
-    }
-    if (slot->high == 0) [[unlikely]]
-      slot = insert(model, low, high, batch.hash[k]);
-    if (slot->count <= 3) [[likely]] {
-      std::memcpy(at, slot->tokens, sizeof slot->tokens);
+PieceCache::PieceCache(size_t max_slots) : state_(std::make_unique<State>(max_slots)) {}
+PieceCache::~PieceCache() = default;
+
+template <class Table>
+inline uint32_t* PieceCache::State::look_up(const BpeModel& model, Table& table, const Table& known,
+                                            const typename Table::Key& key, uint64_t hash,
+                                            uint32_t* at) {
+  if (const auto* const slot = table.find(key, hash)) [[likely]]
+    return table.write(*slot, at);
+  return add(model, table, known, key, hash, at);
+}
+
+template <class Table>
+[[gnu::noinline]] uint32_t* PieceCache::State::add(const BpeModel& model, Table& table,
+                                                   const Table& known,
+                                                   const typename Table::Key& key, uint64_t hash,
+                                                   uint32_t* at) {
+  ++num_added;
+  const auto* const token = known.find(key, hash);
+  uint32_t* const end = token != nullptr ? known.write(*token, at)
+                                         : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
+  table.insert(key, hash, at, end - at);
+  return end;
+}
+
+uint32_t* PieceCache::State::encode_long(const BpeModel& model, const uint8_t* piece, size_t size,
+                                         uint32_t* at) {
+  const uint64_t hash = LongTable::hash(piece, size);
+  const auto known = longs.find(piece, size, hash);
+  if (!known.empty()) return std::copy(known.begin(), known.end(), at);
+  const size_t count = model.encode_piece(piece, size, at, scratch);
+  if (count != 0) longs.insert(piece, size, hash, at, count);
+  return at + count;
+}
+
+uint32_t* PieceCache::State::encode_whole(const BpeModel& model, const uint8_t* piece, size_t size,
+                                          size_t readable, uint32_t* at) {
+  if (size <= kMaxShort) {
+    const auto key = pack_piece<2>(piece, size, readable);
+    return look_up(model, shorts, model.known_shorts(), key, key.hash(), at);
+  }
+  if (size <= kMaxMiddle) {
+    const auto key = pack_piece<4>(piece, size, readable);
+    return look_up(model, middles, model.known_middles(), key, key.hash(), at);
+  }
+  if (size <= LongTable::kMaxBytes) return encode_long(model, piece, size, at);
+  return at + model.encode_piece(piece, size, at, scratch);
+}
+
+uint32_t* PieceCache::State::encode_parts(const BpeModel& model, const uint8_t* piece, size_t size,
+                                          size_t readable, uint32_t* at) {
+  const CharRules& chars = model.chars();
+  const uint8_t* const end = piece + size;
+  const uint8_t* const readable_end = piece + readable;
+  for (const uint8_t* p = piece; p < end;) {
+    const uint8_t* const part_end = chars.part_end(p, end);
+    const CodePoint c = decode_utf8(p, part_end);
+    const bool is_char = c.size == static_cast<size_t>(part_end - p);
+    if (is_char && c.value >= 0x80 && c.value < CharRules::kMaxSeeds && !model.has_outputs()) {
+      const CharRules::Seed& seed = chars.alone(c.value);
+      std::copy_n(seed.tokens, 3, at);
+      at += 1 + (seed.tokens[1] != kNoToken) + (seed.tokens[2] != kNoToken);
     } else {
-      std::memcpy(at, &overflow_[slot->tokens[0]], slot->count * sizeof(uint32_t));
+      at = encode_whole(model, p, part_end - p, readable_end - p, at);
     }
-    at += slot->count;
+    p = part_end;
+  }
+  return at;
+}
+
+void PieceCache::State::encode_batch(const BpeModel& model, const uint8_t* p,
+                                     const uint8_t* text_end, std::span<const uint32_t> batch,
+                                     TokenBuffer& out) {
+  constexpr size_t kBatch = 64;
+  constexpr uint64_t kHighBits = 0x8080808080808080u;
+  PieceKey<2> keys[kBatch] = {};
+  uint64_t hashes[kBatch] = {};
+  const uint8_t* pieces[kBatch + 1];
+  uint8_t others[kBatch];  // numbers of the pieces whose keys and hashes do not count
+  const bool has_borders = model.has_borders();
+  pieces[0] = p;
+  // Each piece gets no more ids than bytes, and a table writes a few more.
+  uint32_t* at = out.reserve(batch.back() + 16);
+  for (size_t first = 0; first < batch.size(); first += kBatch) {
+    const size_t count = std::min(kBatch, batch.size() - first);
+    size_t num_others = 0;
+    for (size_t k = 0; k < count; ++k) {
+      const uint8_t* const piece = pieces[k];
+      pieces[k + 1] = p + batch[first + k];
+      const size_t size = pieces[k + 1] - piece, readable = text_end - piece;
+      if (size <= kMaxShort) [[likely]] {
+        const PieceKey<2> key = pack_piece<2>(piece, size, readable);
+        if (((key.word[0] | key.word[1]) & kHighBits) == 0 || !has_borders || size <= 3 ||
+            !is_unspaced(piece)) [[likely]] {
+          keys[k] = key;
+          hashes[k] = key.hash();
+          shorts.prefetch(hashes[k]);
+          continue;
+        }
+      } else if (size <= kMaxMiddle) {
+        hashes[k] = pack_piece<4>(piece, size, readable).hash();
+        middles.prefetch(hashes[k]);
+      }
+      others[num_others++] = static_cast<uint8_t>(k);
+    }
+    if (num_added > kBatch / 16) {
+      for (size_t k = 0; k < count; ++k) {
+        if (!(shorts.slot_of(hashes[k]).key == keys[k])) model.known_shorts().prefetch(hashes[k]);
+      }
+    }
+    num_added = 0;
+    size_t k = 0;
+    for (size_t i = 0; i <= num_others; ++i, ++k) {
+      const size_t next_other = i < num_others ? others[i] : count;
+      for (; k < next_other; ++k) {
+        const ShortTable::Slot& slot = shorts.slot_of(hashes[k]);
+        at = slot.key == keys[k] ? shorts.write(slot, at)
+                                 : look_up(model, shorts, model.known_shorts(), keys[k], hashes[k], at);
+      }
+      if (k == count) break;
+      const size_t size = pieces[k + 1] - pieces[k], readable = text_end - pieces[k];
+      if (has_borders && (size > kMaxMiddle || is_unspaced(pieces[k]))) {
+        at = encode_parts(model, pieces[k], size, readable, at);
+      } else {
+        at = encode_whole(model, pieces[k], size, readable, at);
+      }
+    }
+    pieces[0] = pieces[count];
   }
   out.advance_to(at);
-  batch.count = 0;
 }
 
-void PieceCache::encode_long(const BpeModel& model, const uint8_t* piece, size_t size,
-                             TokenBuffer& out) {
-  if (size > kMaxPiece) throw std::length_error("a piece of text of 4 GiB or more");
-  uint32_t* const at = out.reserve(size);
-  if (size > kMaxLong) {
-    out.advance_to(at + model.encode_piece(piece, size, at, scratch_));
-    return;
-  }
-  const uint64_t hash = hash_long(piece, size);
-  const size_t mask = long_slots_.size() - 1;
-  size_t i = hash & mask;
-  for (; long_slots_[i].size != 0; i = (i + 1) & mask) {
-    const LongSlot& slot = long_slots_[i];
-    if (slot.hash != hash || slot.size != size) continue;
-    if (std::memcmp(&long_bytes_[slot.bytes_at], piece, size) != 0) continue;
-    std::memcpy(at, &long_tokens_[slot.tokens_at], slot.count * sizeof(uint32_t));
-    out.advance_to(at + slot.count);
-    return;
-  }
-  const size_t count = model.encode_piece(piece, size, at, scratch_);
-  out.advance_to(at + count);
-  if (2 * (long_used_ + 1) > long_slots_.size()) grow_long();
-  place_long({hash, static_cast<uint32_t>(long_bytes_.size()), static_cast<uint32_t>(size),
-              static_cast<uint32_t>(long_tokens_.size()), static_cast<uint32_t>(count)});
-  long_bytes_.insert(long_bytes_.end(), piece, piece + size);
-  long_tokens_.insert(long_tokens_.end(), at, at + count);
-}
-
-void PieceCache::place_long(const LongSlot& slot) {
-  size_t i = slot.hash & (long_slots_.size() - 1);
-  while (long_slots_[i].size != 0) i = (i + 1) & (long_slots_.size() - 1);
-  long_slots_[i] = slot;
-  ++long_used_;
-}
-
-void PieceCache::grow_long() {
-  const size_t size = long_slots_.size();
-  long_used_ = 0;
-  if (kLongShare * size >= max_slots_) {
-    std::fill(long_slots_.begin(), long_slots_.end(), LongSlot{});
-    long_bytes_.clear();
-    long_tokens_.clear();
-    return;
-  }
-  const std::vector<LongSlot> old = std::exchange(long_slots_, std::vector<LongSlot>(4 * size));
-  for (const LongSlot& slot : old) {
-    if (slot.size != 0) place_long(slot);
-  }
-}
-
-template <class Next>
-void PieceCache::encode_pieces(const BpeModel& model, const uint8_t* text, size_t size,
-                               TokenBuffer& out, Next next) {
-  Batch batch;
+template <class NextEnds>
+void PieceCache::State::encode(const BpeModel& model, const uint8_t* text, size_t size,
+                               TokenBuffer& out, NextEnds next_ends) {
   const uint8_t* const end = text + size;
   for (const uint8_t* p = text; p < end;) {
-    const uint8_t* const q = next(p);
-    const size_t length = static_cast<size_t>(q - p);
-    const size_t k = batch.count++;
-    batch.piece[k] = p;
-    if (length <= kMaxPacked) {
-      pack(p, length, static_cast<size_t>(end - p), &batch.low[k], &batch.high[k]);
-      batch.hash[k] = hash_key(batch.low[k], batch.high[k]);
-      __builtin_prefetch(&slots_[batch.hash[k] & mask_]);
-    } else {
-      batch.low[k] = length;
-      batch.high[k] = 0;
-    }
-    if (batch.count == Batch::kSize) flush(model, batch, out);
-    p = q;
+    const std::span<const uint32_t> found = next_ends(p);
+    encode_batch(model, p, end, found, out);
+    p += found.back();
   }
-  flush(model, batch, out);
 }
 
 void PieceCache::encode(const BpeModel& model, const uint8_t* text, size_t size, TokenBuffer& out) {
+  State& state = *state_;
   const uint8_t* const end = text + size;
   if (!model.pattern()) {
-    const PieceCutter& cutter = model.cutter();
-    return encode_pieces(model, text, size, out,
-                         [&](const uint8_t* p) { return cutter.next(p, end); });
+    state.encode(model, text, size, out, [&](const uint8_t* p) {
+      return std::span<const uint32_t>(state.ends, cut_parts(model, p, end, state.ends));
+    });
+    return;
   }
-  with_pattern(*model.pattern(), [&]<Pattern P>() {
-    encode_pieces(model, text, size, out, [&](const uint8_t* p) { return next_piece<P>(p, end); });
+  state.encode(model, text, size, out, [&](const uint8_t* p) {
+    return std::span<const uint32_t>(state.ends, scan_pieces(*model.pattern(), p, end, state.ends));
   });
 }
 
 void PieceCache::encode_cut(const BpeModel& model, const uint8_t* text,
                             std::span<const uint64_t> ends, TokenBuffer& out) {
-  if (ends.empty()) return;
-  size_t k = 0;
-  encode_pieces(model, text, ends.back(), out, [&](const uint8_t*) { return text + ends[k++]; });
+  State& state = *state_;
+  size_t next = 0;
+  state.encode(model, text, ends.empty() ? 0 : ends.back(), out, [&](const uint8_t* p) {
+    const uint64_t begin = p - text;
+    size_t count = 0;
+    for (; count < kMaxScanPieces && next < ends.size(); ++next) {
+      if (ends[next] - begin > kMaxPieceBytes) break;
+      state.ends[count++] = static_cast<uint32_t>(ends[next] - begin);
+    }
+    if (count == 0) throw std::length_error("a piece of text of 4 GiB or more");
+    return std::span<const uint32_t>(state.ends, count);
+  });
 }
 
 uint32_t encode(const BpeModel& model, const SpecialQuery& query,

@@ -66,14 +66,14 @@ bool is_ascii_letter(uint8_t b) { return kAsciiClass[b] & kAnyLetter; }
 
 }  // namespace
 
+bool is_safe_cut(const uint8_t* begin, const uint8_t* p, const uint8_t* end) {
+  if (*p == ' ') return p + 1 < end && is_ascii_letter(p[-1]) && is_ascii_letter(p[1]);
+  return p[-1] == '\n' && (classify(p, end).cls & kAnyLetter) && follows_non_space(begin, p - 1);
+}
+
 const uint8_t* find_safe_cut(const uint8_t* begin, const uint8_t* from, const uint8_t* end) {
-  for (const uint8_t* p = from; p < end; ++p) {
-    if (p == begin) continue;
-    if (*p == ' ') {
-      if (p + 1 < end && is_ascii_letter(p[-1]) && is_ascii_letter(p[1])) return p;
-    } else if (p[-1] == '\n') {
-      if ((classify(p, end).cls & kAnyLetter) && follows_non_space(begin, p - 1)) return p;
-    }
+  for (const uint8_t* p = from == begin ? from + 1 : from; p < end; ++p) {
+    if (is_safe_cut(begin, p, end)) return p;
   }
   return end;
 }

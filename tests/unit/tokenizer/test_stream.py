@@ -86,7 +86,7 @@ def test_what_is_called_stable_is_stable(pattern: str, text: str, cut: int) -> N
 )
 def test_pieces_are_stable_where_bytes_are_cut(pattern: str, text: bytes, cut: int) -> None:
     head = text[: cut % (len(text) + 1)]
-    ready = head[: _text.SpecialSplitter([]).cut(head, b"", pattern)]
+    ready = head[: _text.SpecialSplitter([], b"").cut(head, b"", pattern)]
     pieces = _text.split(ready, pattern)
     assert _text.split(text, pattern)[: len(pieces)] == pieces
 

@@ -1,0 +1,143 @@
+#pragma once
+// A byte-level BPE vocabulary and its merging: one piece of text -> token ids, without any cache.
+//
+// Inside a piece the adjacent pair of lowest rank is merged first, the leftmost of equals, until no
+// pair has a rank: the semantics of GPT-2, Hugging Face tokenizers and tiktoken. A model with
+// `ignore_merges` emits a piece that is itself a token directly (tiktoken, Llama 3).
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "lmworks/piece_table.h"
+#include "lmworks/pretokenize.h"
+#include "lmworks/special_tokens.h"
+
+namespace lmworks {
+
+constexpr uint32_t kNoMerge = 0xFFFFFFFF;
+// Two ids and a merge share 64 bits in the pair table.
+constexpr uint32_t kMaxTokens = (1u << 21) - 1;
+constexpr uint32_t kMaxMerges = (1u << 22) - 1;
+
+using ShortTable = PieceTable<2, 3>;   // pieces of up to 15 bytes
+using MiddleTable = PieceTable<4, 7>;  // of up to 31
+
+// What a BpeModel is made of. The caller has checked it: every id < num_tokens, every byte a token.
+struct BpeVocabulary {
+  std::optional<Pattern> pattern;  // none: the whole text is one piece
+  bool ignore_merges;
+  std::span<const uint8_t> token_bytes;
+  std::span<const uint64_t> token_offsets;  // num_tokens + 1; an empty token is a hole
+  std::span<const uint32_t> merges;         // left, right, result; in rank order
+  // Rank of each merge, never falling; of merges of one rank the leftmost in the text is made
+  // first. Empty: each merge has its own.
+  std::span<const uint32_t> ranks;
+  // What each token is written as: outputs[output_offsets[id]] .. outputs[output_offsets[id + 1]],
+  // at most as many ids as the token has bytes. Empty offsets: as its own id.
+  std::span<const uint32_t> outputs;
+  std::span<const uint64_t> output_offsets;
+};
+
+// Working memory for merging one long piece.
+struct MergeScratch {
+  std::vector<uint32_t> symbol, merge, previous, next;
+  std::vector<uint64_t> heap;
+  std::vector<uint32_t> merged;  // the ids before they are mapped to outputs
+};
+
+class CharRules;
+
+// Immutable after construction, shared by all threads.
+class BpeModel {
+ public:
+  explicit BpeModel(const BpeVocabulary& vocabulary);
+  ~BpeModel();
+  BpeModel(BpeModel&&) noexcept;
+
+  std::optional<Pattern> pattern() const { return pattern_; }
+  uint32_t num_tokens() const { return static_cast<uint32_t>(token_offsets_.size() - 1); }
+  std::string_view token(uint32_t id) const {
+    return {token_bytes_.data() + token_offsets_[id], token_offsets_[id + 1] - token_offsets_[id]};
+  }
+
+  // Pieces of at most 31 bytes that are one token.
+  const ShortTable& known_shorts() const { return known_shorts_; }
+  const MiddleTable& known_middles() const { return known_middles_; }
+  // Writes the ids of another piece to `out` (room for `size`) and returns their number.
+  size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
+                      MergeScratch& scratch) const;
+  // Whether pieces may be cut as chars() tells: not if a piece may be a token that merging does not
+  // lead to.
+  bool has_borders() const { return has_borders_; }
+  const CharRules& chars() const { return *chars_; }
+  bool has_outputs() const { return !output_offsets_.empty(); }
+
+  // The merge of two neighbours, or kNoMerge.
+  uint32_t merge_of(uint32_t left, uint32_t right) const {
+    const uint64_t key = static_cast<uint64_t>(left) << 21 | right;
+    const uint64_t hash = key * kPairHash;
+    // Most pairs have no merge: a bit in a small table tells so for nearly all of them.
+    const size_t bit = hash >> (64 - kFilterBits);
+    if ((pair_filter_[bit / 64] >> bit % 64 & 1) == 0) return kNoMerge;
+    for (size_t i = hash >> pair_shift_;; i = (i + 1) & (pairs_.size() - 1)) {
+      const uint64_t slot = pairs_[i];
+      if (slot >> kMergeBits == key) return slot & ((1u << kMergeBits) - 1);
+      if (slot == kEmptyPair) return kNoMerge;
+    }
+  }
+  // What merges are ordered by; kNoMerge comes last.
+  uint32_t rank(uint32_t merge) const {
+    return ranks_.empty() || merge == kNoMerge ? merge : ranks_[merge];
+  }
+  uint32_t result_of(uint32_t merge) const {
+    return results_.empty() ? first_result_ + merge : results_[merge];
+  }
+  uint32_t byte_token(uint8_t byte) const { return byte_token_[byte]; }
+
+ private:
+  static constexpr uint64_t kPairHash = 0x9E3779B97F4A7C15u;
+  static constexpr uint64_t kEmptyPair = ~uint64_t{0};
+  static constexpr uint32_t kMergeBits = 22;
+  static constexpr int kFilterBits = 20;
+
+  void index_pairs(std::span<const uint32_t> merges);
+  void index_tokens(bool ignore_merges);
+  size_t merge(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
+  size_t first_symbols(const uint8_t* piece, const uint8_t* end, uint32_t* symbols,
+                       uint32_t* merges) const;
+  template <bool kHasTies>
+  size_t merge_symbols(uint32_t* symbols, uint32_t* merges, size_t count) const;
+  template <bool kHasTies>
+  size_t merge_long(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
+  template <bool kHasTies>
+  uint32_t order(uint32_t merge) const {
+    return kHasTies ? rank(merge) : merge;
+  }
+
+  std::optional<Pattern> pattern_;
+  uint32_t byte_token_[256];
+  std::vector<char> token_bytes_;
+  std::vector<uint64_t> token_offsets_;
+  std::vector<uint64_t> pairs_;  // left << 43 | right << 22 | merge, open addressing
+  int pair_shift_ = 0;
+  std::vector<uint64_t> pair_filter_;
+  std::vector<uint32_t> byte_pairs_;  // merges of pairs of single bytes, by the bytes
+  std::vector<uint32_t> ranks_;  // by merge; empty without ties
+  // Results by merge; in most vocabularies they are consecutive ids, and no table is needed.
+  std::vector<uint32_t> results_;
+  uint32_t first_result_ = 0;
+  ShortTable known_shorts_{kMaxTokens};
+  MiddleTable known_middles_{kMaxTokens};
+  std::unordered_map<std::string_view, uint32_t> known_longs_;
+  std::unique_ptr<CharRules> chars_;
+  bool has_borders_ = true;
+  std::vector<uint32_t> outputs_;
+  std::vector<uint64_t> output_offsets_;  // empty: tokens are written as their own ids
+};
+
+}  // namespace lmworks
