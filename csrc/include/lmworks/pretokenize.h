@@ -253,7 +253,7 @@ inline const uint8_t* cased_word(const uint8_t* p, const uint8_t* end, Char firs
 template <uint32_t MaxDigits, bool Contractions, bool Slashes, bool HanApart>
 inline const uint8_t* o200k(const uint8_t* p, const uint8_t* end) {
   constexpr uint8_t kSymbol = kOther | kMark;
-  if constexpr (HanApart) {
+  if (HanApart && *p >= 0x80) {
     const uint8_t* q = p;
     for (TraitChar c; (c = classify_traits(q, end)).cls & kHan;) q += c.size;
     if (q != p) return q;

@@ -38,7 +38,8 @@ enum CharTrait : uint16_t {
 // Two-stage tables: block number of each 128 code points, then the blocks.
 extern const uint8_t kClassBlockOf[0x110000 >> 7];
 extern const uint8_t kClassBlocks[][128];
-extern const uint8_t kAsciiClass[256];  // 0 for bytes >= 0x80
+extern const uint8_t kAsciiClass[256];    // 0 for bytes >= 0x80
+extern const uint16_t kAsciiTraits[128];  // with the class in the lower bits
 extern const uint8_t kTraitBlockOf[0x110000 >> 7];
 extern const uint8_t kTraitBlocks[][128];  // the bits of CharTrait, shifted down by 8
 
@@ -97,7 +98,7 @@ struct TraitChar {
 
 inline TraitChar classify_traits(const uint8_t* p, const uint8_t* end) {
   if (p >= end) return {0, 0};
-  if (*p < 0x80) return {static_cast<uint16_t>(kAsciiClass[*p] | traits_of(*p)), 1};
+  if (*p < 0x80) return {kAsciiTraits[*p], 1};
   const CodePoint c = decode_utf8(p, end);
   if (c.size == 0) return {kOther, 1};
   return {static_cast<uint16_t>(class_of(c.value) | traits_of(c.value)), c.size};
