@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "bpe_train_counts.h"
+#include "lmworks/boundaries.h"
 #include "lmworks/bpe_train.h"
 #include "threads.h"
 
@@ -81,23 +82,42 @@ const uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const uint8_t*>(text.data());
 }
 
-// Counts the pieces of text between special tokens. `readable` is the end of loadable memory.
-template <Pattern P>
-void count_between_specials(std::string_view text, const uint8_t* readable,
-                            const SpecialFinder& specials, WordTable& table) {
-  size_t from = 0;
-  while (true) {
-    const std::string_view special = specials.find(text, from);
-    const uint8_t* const end = special.empty() ? bytes_of(text) + text.size() : bytes_of(special);
-    for (const uint8_t* p = bytes_of(text) + from; p < end;) {
-      const uint8_t* const q = next_piece<P>(p, end);
-      table.add(p, q - p, readable);
-      p = q;
+// Counts the pieces of the texts between special tokens.
+class PieceCounter {
+ public:
+  PieceCounter(Pattern pattern, const SpecialFinder& specials, WordTable& table)
+      : pattern_(pattern), specials_(specials), table_(table) {}
+
+  // `readable` is the end of loadable memory.
+  void count(std::string_view text, const uint8_t* readable) {
+    size_t from = 0;
+    while (true) {
+      const std::string_view special = specials_.find(text, from);
+      const uint8_t* const end = special.empty() ? bytes_of(text) + text.size() : bytes_of(special);
+      count_between(bytes_of(text) + from, end, readable);
+      if (special.empty()) break;
+      from = special.data() + special.size() - text.data();
     }
-    if (special.empty()) break;
-    from = special.data() + special.size() - text.data();
   }
-}
+
+ private:
+  void count_between(const uint8_t* p, const uint8_t* end, const uint8_t* readable) {
+    while (p < end) {
+      const size_t num_pieces = scan_pieces(pattern_, p, end, ends_);
+      uint32_t begin = 0;
+      for (size_t i = 0; i < num_pieces; ++i) {
+        table_.add(p + begin, ends_[i] - begin, readable);
+        begin = ends_[i];
+      }
+      p += begin;
+    }
+  }
+
+  const Pattern pattern_;
+  const SpecialFinder& specials_;
+  WordTable& table_;
+  uint32_t ends_[kMaxScanPieces];
+};
 
 // A file read block by block; a block ends where no piece and no special token crosses. Not mapped:
 // a file that shrinks while it is mapped kills the process.
@@ -256,6 +276,7 @@ CountResult BpeTrainer::count_file(const std::string& path, bool allow_invalid_u
   const uint64_t size = blocks.size();
   std::atomic<uint64_t> num_done = 0, error_offset = UINT64_MAX;
   const auto work = [&](size_t thread) {
+    PieceCounter counter(pattern(), *specials_, counts_->table(thread));
     FileBlocks::Block block;
     while (blocks.next(block)) {
       const std::string_view text = block.text();
@@ -270,10 +291,7 @@ CountResult BpeTrainer::count_file(const std::string& path, bool allow_invalid_u
           break;
         }
       }
-      const uint8_t* const readable = bytes_of(text) + text.size() + FileBlocks::kSlack;
-      with_pattern(pattern(), [&]<Pattern P>() {
-        count_between_specials<P>(text, readable, *specials_, counts_->table(thread));
-      });
+      counter.count(text, bytes_of(text) + text.size() + FileBlocks::kSlack);
       num_done += text.size();
     }
   };
@@ -288,11 +306,9 @@ CountResult BpeTrainer::count_file(const std::string& path, bool allow_invalid_u
 void BpeTrainer::count_texts(std::span<const std::string_view> texts) {
   std::atomic<size_t> next = 0;
   const auto work = [&](size_t thread) {
+    PieceCounter counter(pattern(), *specials_, counts_->table(thread));
     for (size_t i; (i = next++) < texts.size();) {
-      with_pattern(pattern(), [&]<Pattern P>() {
-        const uint8_t* const readable = bytes_of(texts[i]) + texts[i].size();
-        count_between_specials<P>(texts[i], readable, *specials_, counts_->table(thread));
-      });
+      counter.count(texts[i], bytes_of(texts[i]) + texts[i].size());
     }
   };
   if (texts.size() == 1 || counts_->num_tables() == 1) return work(0);
