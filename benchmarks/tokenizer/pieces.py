@@ -1,10 +1,12 @@
 """Are the native scanners' pieces those of the `regex` module? Exits with 1 where they are not.
 
-Compares, for each pattern, with the published expression and, where a model applies several, with
-all steps one after another (pretokenize.STEPS):
+Compares the scanner of one piece, for each pattern, with the published expression and, where a
+model applies several, with all steps one after another (pretokenize.STEPS); and the scanner of
+whole stretches of text with the scanner of one piece:
     python benchmarks/tokenizer/pieces.py --corpus FILE...     whole files, in parts of about 1 MB
     python benchmarks/tokenizer/pieces.py --code-points        every code point in every context
     python benchmarks/tokenizer/pieces.py --fuzz 10000000      random strings of awkward characters
+With --no-regex only the two scanners are compared, which is many times faster.
 The unit and property tests do the same in small: tests/unit/tokenizer/test_pretokenize.py.
 """
 
@@ -13,7 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 from lmworks import _text
@@ -52,9 +54,15 @@ PARTS = [
 BROKEN = [b"\xff", b"\x80", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf0\x9f", b"\xf4\x90\x80\x80"]
 
 
-def first_difference(text: bytes, pattern: str) -> str | None:
-    """What differs on the text, or None: pieces by the expression, and by the model's steps."""
+def first_difference(text: bytes, pattern: str, *, with_regex: bool) -> str | None:
+    """What differs on the text, or None: pieces by bits, by the expression, by its steps."""
     pieces = _text.split(text, pattern)
+    ends = _text.scan_piece_ends(text, pattern)
+    if ends != list(accumulate(map(len, pieces))):
+        by_bits = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return _explain(text, f"{pattern}, by bits", by_bits, pieces)
+    if not with_regex:
+        return None
     decoded = text.decode("utf-8", "surrogateescape")
     expected = _encoded(compile_expression(PATTERNS[pattern]).findall(decoded))
     if pieces != expected:
@@ -145,7 +153,7 @@ def random_texts(count: int, seed: int) -> Iterator[bytes]:
         yield b"".join(rng.choices(parts, k=rng.randint(1, 9)))
 
 
-def compare(name: str, texts: Iterator[bytes], patterns: list[str]) -> bool:
+def compare(name: str, texts: Iterator[bytes], patterns: list[str], *, with_regex: bool) -> bool:
     """Whether all pieces of all texts are right; prints one line."""
     begin_s = time.process_time()
     num_texts = num_bytes = 0
@@ -153,7 +161,7 @@ def compare(name: str, texts: Iterator[bytes], patterns: list[str]) -> bool:
         num_texts += 1
         num_bytes += len(text)
         for pattern in patterns:
-            difference = first_difference(text, pattern)
+            difference = first_difference(text, pattern, with_regex=with_regex)
             if difference:
                 print(f"{name}: DIFFERENT after {num_texts:,} texts: {difference}")
                 return False
@@ -174,14 +182,17 @@ def main() -> int:
     parser.add_argument("--code-points", action="store_true")
     parser.add_argument("--fuzz", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--regex", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--patterns", nargs="+", choices=list(PATTERNS), default=list(PATTERNS))
     args = parser.parse_args()
-    results = [compare(path.name, parts_of_file(path), args.patterns) for path in args.corpus]
+    texts = [(path.name, parts_of_file(path)) for path in args.corpus]
     if args.code_points:
-        results.append(compare("code points", texts_of_code_points(), args.patterns))
+        texts.append(("code points", texts_of_code_points()))
     if args.fuzz:
-        name = f"random strings, seed {args.seed}"
-        results.append(compare(name, random_texts(args.fuzz, args.seed), args.patterns))
+        texts.append((f"random strings, seed {args.seed}", random_texts(args.fuzz, args.seed)))
+    results = [
+        compare(name, of_name, args.patterns, with_regex=args.regex) for name, of_name in texts
+    ]
     return 0 if all(results) else 1
 
 

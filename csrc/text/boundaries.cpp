@@ -56,7 +56,7 @@ class Stretch {
     if (m_.has_wide_space) mark_wide_spaces();
     if constexpr (kIsCased) {
       mark_mixed_words();
-      mark_contracted_words();
+      if (P == Pattern::o200k) mark_contracted_words();  // Tekken has none
     } else {
       mark_contractions();
     }
@@ -64,16 +64,19 @@ class Stretch {
   }
 
  private:
-  static constexpr bool kIsCased = P == Pattern::o200k;
+  static constexpr bool kIsCased = P == Pattern::o200k || P == Pattern::tekken;
+  static constexpr bool kMarksInWords = kIsCased || P == Pattern::qwen35;
   static constexpr bool kIgnoreCase = P != Pattern::gpt2 && P != Pattern::smollm;
-  static constexpr bool kSingleDigits = P == Pattern::smollm || P == Pattern::qwen2;
+  static constexpr bool kSingleDigits =
+      P == Pattern::smollm || P == Pattern::qwen2 || P == Pattern::qwen35 || P == Pattern::tekken;
+  static constexpr uint32_t kMaxDigits = P == Pattern::nanochat ? 2 : 3;  // unless single
 
   uint64_t numbers_of(size_t k) const { return m_.cls[k][kNumberIndex]; }
   uint64_t spaces_of(size_t k) const { return m_.cls[k][kSpaceIndex]; }
   uint64_t letters_of(size_t k) const {
     const uint64_t letters =
         m_.cls[k][kUpperIndex] | m_.cls[k][kLowerIndex] | m_.cls[k][kCaselessIndex];
-    return kIsCased ? letters | m_.cls[k][kMarkIndex] : letters;
+    return kMarksInWords ? letters | m_.cls[k][kMarkIndex] : letters;
   }
   uint64_t others_of(size_t k) const { return ~(letters_of(k) | numbers_of(k) | spaces_of(k)); }
 
@@ -108,8 +111,8 @@ class Stretch {
       const uint64_t newlines = m_.newline[k];
       const uint64_t others = others_of(k);
       const uint64_t tail = kIsCased ? newlines | m_.slash[k] : newlines;
-      const uint64_t seeds = (newlines & shift_up(others, others_before)) |
-                             (tail & absorbed_before >> 63);
+      const uint64_t seeds =
+          (newlines & shift_up(others, others_before)) | (tail & absorbed_before >> 63);
       const uint64_t absorbed = seeds == 0 ? 0 : flood_up(seeds, tail);
       absorbed_[k] = absorbed;
       others_before = others & ~absorbed;
@@ -177,14 +180,14 @@ class Stretch {
     }
   }
 
-  // \p{N}{1,3}: the first digit of each run and each third one after it.
+  // \p{N}{1,3}: the first digit of each run and each third one after it (nanochat: each second).
   uint64_t digit_starts(uint64_t digits, uint64_t run_starts) {
     uint64_t starts = 0;
     for (; digits != 0; digits &= digits - 1) {
       const uint64_t digit = digits & -digits;
       if ((run_starts & digit) != 0) digits_in_piece_ = 0;
       if (digits_in_piece_ == 0) starts |= digit;
-      digits_in_piece_ = digits_in_piece_ == 2 ? 0 : digits_in_piece_ + 1;
+      digits_in_piece_ = digits_in_piece_ == kMaxDigits - 1 ? 0 : digits_in_piece_ + 1;
     }
     return starts;
   }
@@ -346,7 +349,8 @@ size_t last_safe_cut(const uint8_t* p, const uint8_t* end) {
 
 template <Pattern P>
 constexpr bool kHasMasks = P == Pattern::gpt2 || P == Pattern::smollm || P == Pattern::cl100k ||
-                           P == Pattern::llama3 || P == Pattern::qwen2 || P == Pattern::o200k;
+                           P == Pattern::llama3 || P == Pattern::qwen2 || P == Pattern::o200k ||
+                           P == Pattern::qwen35 || P == Pattern::tekken || P == Pattern::nanochat;
 
 }  // namespace
 

@@ -1,7 +1,10 @@
-"""Native pieces equal `regex.findall` with the published patterns, on any bytes."""
+"""Native pieces equal `regex.findall` with the published patterns, on any bytes.
+
+All texts go through both scanners: of one piece, and of whole stretches (test_boundaries.py).
+"""
 
 import sys
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmworks import _text
-from lmworks.tokenizer.pretokenize import PATTERNS, STEPS, split
+from lmworks.tokenizer import pretokenize
+from lmworks.tokenizer.base import to_bytes
+from lmworks.tokenizer.pretokenize import PATTERNS, STEPS
 
 REGEX = {name: regex.compile(pattern) for name, pattern in PATTERNS.items()}
 ALL_PATTERNS = pytest.mark.parametrize("pattern", PATTERNS)
@@ -53,6 +58,15 @@ mixed = st.lists(
     ),
     max_size=16,
 ).map(b"".join)
+
+
+def split(text: bytes | str, pattern: str) -> list[bytes]:
+    """The pieces, on which both scanners agree."""
+    pieces = pretokenize.split(text, pattern)
+    assert _text.scan_piece_ends(to_bytes(text), pattern) == list(accumulate(map(len, pieces))), (
+        pattern
+    )
+    return pieces
 
 
 def regex_split(text: bytes, pattern: str) -> list[bytes]:
