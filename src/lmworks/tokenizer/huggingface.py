@@ -16,32 +16,18 @@ from lmworks.base.errors import DataError
 from lmworks.tokenizer import huggingface_parts as parts
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.byte_letters import LETTERS
 from lmworks.tokenizer.huggingface_parts import is_list, is_object
 from lmworks.tokenizer.preprocess import Unknown
 from lmworks.tokenizer.schema import field, is_bool, is_int, is_string
 from lmworks.tokenizer.special import PLAIN_FLAGS, TokenFlags
 
-
-def _byte_letters() -> list[str]:
-    """GPT-2's letter for each byte: itself when printable, else the next one from U+0100 on."""
-    letters = []
-    num_others = 0
-    for byte in range(256):
-        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
-            letters.append(chr(byte))
-        else:
-            letters.append(chr(256 + num_others))
-            num_others += 1
-    return letters
-
-
-_LETTERS: Final = _byte_letters()
 # Letter -> byte as Latin-1; what spells no byte leaves Latin-1.
 _TO_LATIN1: Final = {
     **dict.fromkeys(range(256), 0xFFFF),
-    **{ord(letter): byte for byte, letter in enumerate(_LETTERS)},
+    **{ord(letter): byte for byte, letter in enumerate(LETTERS)},
 }
-_FROM_LATIN1: Final = dict(enumerate(_LETTERS))
+_FROM_LATIN1: Final = dict(enumerate(LETTERS))
 
 
 # ---- reading ----
@@ -139,7 +125,7 @@ def _tokens(vocab: Mapping[str, int]) -> list[bytes | None]:
 
 
 def _refuse_spelling(vocab: Mapping[str, int]) -> NoReturn:
-    known = set(_LETTERS)
+    known = set(LETTERS)
     key = next(key for key in vocab if not known.issuperset(key))
     letter = next(letter for letter in key if letter not in known)
     raise DataError(
@@ -238,7 +224,7 @@ def _unreached(
         if splits and pairs is None:
             pairs = set(merges)
         is_made = any(pair in pairs for pair in splits) if pairs is not None else False
-        is_byte = len(name) == 1 and name in _LETTERS
+        is_byte = len(name) == 1 and name in LETTERS
         if vocab[name] not in used and not is_made and not is_byte:
             holes.add(name)
     return holes

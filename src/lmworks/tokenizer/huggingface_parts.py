@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.tokenizer.normalize import Normalizer
-from lmworks.tokenizer.pretokenize import PATTERNS, STEPS, known_pattern
+from lmworks.tokenizer.pretokenize import (
+    PATTERNS,
+    STEPS,
+    check_pattern,
+    from_oniguruma,
+    known_pattern,
+)
 from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
 from lmworks.tokenizer.template import PLAIN, Template, TemplateItem
 
@@ -26,8 +32,6 @@ _PLAIN_STEPS: Final = {
     "Lowercase": "lowercase",
     "StripAccents": "strip_accents",
 }
-# `regex` and tiktoken read a + after a counted repeat as possessive, Oniguruma as a repeat.
-_COUNTED_THEN_PLUS: Final = re.compile(r"(?<!\\)\{\d*,?\d*\}\+")
 
 
 def steps_of(value: Any, key: str) -> list[dict[str, Any]]:
@@ -96,12 +100,12 @@ def _pattern_of(step: dict[str, Any]) -> tuple[str, bool]:
     for key in ("String", "Regex"):
         if len(pattern) == 1 and isinstance(pattern.get(key), str):
             text: str = pattern[key]
-            if key == "Regex" and _COUNTED_THEN_PLUS.search(text):
-                raise DataError(
-                    f"{step['type']}: in {text!r:.80} a + follows a counted repeat, which Hugging "
-                    "Face's engine reads as a repeat and others as possessive; write (?:...)+"
-                )
-            return text, key == "Regex"
+            if key == "String":
+                return text, False
+            try:
+                return from_oniguruma(text), True
+            except ConfigError as err:
+                raise DataError(f"{step['type']}: {err}") from None
     raise DataError(f"{step['type']}.pattern must be a String or a Regex, got {pattern!r:.60}")
 
 
@@ -122,8 +126,10 @@ def _written_step(step: Mapping[str, Any]) -> dict[str, Any]:
     if step["kind"] == "prepend":
         return {"type": "Prepend", "prepend": step["text"]}
     if step["kind"] == "replace":
-        key = "Regex" if step.get("is_regex") else "String"
-        return {"type": "Replace", "pattern": {key: step["pattern"]}, "content": step["content"]}
+        is_regex = bool(step.get("is_regex"))
+        written = _oniguruma(step["pattern"]) if is_regex else step["pattern"]
+        pattern = {"Regex" if is_regex else "String": written}
+        return {"type": "Replace", "pattern": pattern, "content": step["content"]}
     raise DataError(f"the normalizer step {step['kind']!r} has no Hugging Face form")
 
 
@@ -203,12 +209,21 @@ def _written_expressions(pattern: str) -> tuple[str, ...]:
     if pattern in PATTERNS:
         # Digits before anything else are never followed by a digit, possessive or not.
         return (PATTERNS[pattern].replace(r"\p{N}{1,3}+", r"\p{N}{1,3}"),)
-    if _COUNTED_THEN_PLUS.search(pattern):
+    return (_oniguruma(pattern),)
+
+
+def _oniguruma(expression: str) -> str:
+    """The expression, which Hugging Face's engine must read as we do."""
+    try:
+        is_same = from_oniguruma(expression) == expression
+    except ConfigError:
+        is_same = False
+    if not is_same:
         raise DataError(
-            f"the pattern {pattern!r:.80} has no Hugging Face form: a + after a counted repeat has "
-            "another meaning there"
+            f"the pattern {expression!r:.80} has no Hugging Face form: ^, $ and a + after a "
+            "counted repeat have another meaning there"
         )
-    return (pattern,)
+    return expression
 
 
 def _split(expression: str) -> dict[str, Any]:
@@ -346,8 +361,6 @@ def write_post_processor(
 
 def checked_pattern(pattern: str) -> str:
     """The pattern as BPETokenizer takes it; DataError when it is no regular expression."""
-    from lmworks.tokenizer.pretokenize import check_pattern
-
     try:
         return pattern if pattern == "none" else check_pattern(pattern)
     except ConfigError as err:

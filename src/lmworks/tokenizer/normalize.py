@@ -360,11 +360,6 @@ class Normalizer:
         return f"Normalizer({self.to_json()})"
 
 
-def nfc_bytes(text: bytes) -> bytes:
-    """UTF-8 of the composed text."""
-    return Normalizer([NFC()]).apply_bytes(text)
-
-
 def _is_nfc(text: str) -> bool:
     return unicodedata.is_normalized("NFC", text)
 

@@ -96,8 +96,10 @@ _EQUAL: Final[dict[tuple[str, ...], str]] = {
 # A text of these characters only is taken for a name, known or misspelt.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]*")
 # One character, an escape, or the beginning of a set, whose first ] is a member.
-_PART_OF_EXPRESSION: Final = re.compile(r"\\[pPx]\{[^}]*\}|\\.|\[\^?\]?|.", re.DOTALL)
-_COUNTED_AGAIN: Final = re.compile(r"\{(?=,?\d)(\d*)(,?)(\d*)\}\+")
+_PART_OF_EXPRESSION: Final = re.compile(r"\\[pPx]\{[^}]{0,99}\}|\\.|\[\^?\]?|.", re.DOTALL)
+_COUNTED_AGAIN: Final = re.compile(r"\{(?=,?\d)(\d{0,9})(,?)(\d{0,9})\}\+")
+# Behind it, `$` is the end of the text for every engine.
+_ALL_BLANKS: Final = [r"\s", "+", "+"]
 # A hundredth of the usual speed of `regex`; a pattern that is slower backtracks without end.
 _MIN_BYTES_PER_S: Final = 50_000
 _MIN_TIME_S: Final = 5.0
@@ -218,8 +220,10 @@ def from_oniguruma(expression: str) -> str:
             depth += 1
         elif depth:
             depth -= part == "]"
-        else:
-            part = {"^": r"(?<![^\n])", "$": r"(?![^\n])"}.get(part, part)
+        elif part == "^":
+            part = r"(?<![^\n])"
+        elif part == "$" and found[-3:] != _ALL_BLANKS:
+            part = r"(?![^\n])"
         found.append(part)
     return "".join(found)
 

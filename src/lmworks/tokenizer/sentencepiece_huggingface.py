@@ -12,28 +12,22 @@ from typing import Any, Final
 
 from lmworks import _text
 from lmworks.base.errors import DataError
-from lmworks.tokenizer.huggingface_parts import write_post_processor
-from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
+from lmworks.tokenizer.huggingface_parts import (
+    is_list,
+    is_object,
+    steps_of,
+    types_of,
+    write_post_processor,
+)
+from lmworks.tokenizer.schema import field, is_bool, is_int, is_string
 from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.sentencepiece_text import SPACE, Prefix, PrefixAt, TextRules
 from lmworks.tokenizer.sentencepiece_vocabulary import BYTE_NAMES, PieceType, Vocabulary
 from lmworks.tokenizer.special import TokenFlags
 
-_is_object = Check("an object", lambda v: isinstance(v, dict))
-_is_list = Check("a list", lambda v: isinstance(v, list))
 _DECODERS: Final = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "Sequence"}
 _REPLACE: Final = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _PREPEND: Final = {"type": "Prepend", "prepend": SPACE}
-
-
-def is_this_kind(value: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json describes a model of characters and U+2581, not of bytes."""
-    model = value.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        return False
-    parts = json.dumps([value.get("normalizer"), value.get("pre_tokenizer")], ensure_ascii=False)
-    has_space = SPACE in parts or '"Metaspace"' in parts
-    return '"ByteLevel"' not in parts and (bool(model.get("byte_fallback")) or has_space)
 
 
 # ---- reading ----
@@ -41,13 +35,13 @@ def is_this_kind(value: Mapping[str, Any]) -> bool:
 
 def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     """The tokenizer that a parsed tokenizer.json describes, without its post-processor."""
-    model = field(value, "model", _is_object, "tokenizer.json")
+    model = field(value, "model", is_object, "tokenizer.json")
     _check_model(model)
     rules, split_words = _rules(value)
     _check_decoder(value.get("decoder"))
     entries = value.get("added_tokens") or []
     special, added, flags = _added_tokens(entries, has_normalizer=bool(value.get("normalizer")))
-    vocab: dict[str, Any] = field(model, "vocab", _is_object, "model")
+    vocab: dict[str, Any] = field(model, "vocab", is_object, "model")
     unknown = model.get("unk_token")
     if unknown is not None and unknown not in vocab:
         raise DataError(f"model.unk_token={unknown!r:.60} is not in model.vocab")
@@ -92,7 +86,7 @@ def _vocabulary(
             raise DataError(
                 f"token {name!r} has id {token_id} in added_tokens, {vocab[name]} in model.vocab"
             )
-    entries = field(model, "merges", _is_list, "model")
+    entries = field(model, "merges", is_list, "model")
     merges = tuple(_merge(entry, rank, vocab) for rank, entry in enumerate(entries))
     used = {vocab[by_id[a] + by_id[b]] for a, b in merges if by_id[a] + by_id[b] in vocab}
     used.update(token_id for pair in merges for token_id in pair)
@@ -156,13 +150,13 @@ def _added_tokens(
 
 def _rules(value: Mapping[str, Any]) -> tuple[TextRules, bool]:
     """The text rules, and whether words are split."""
-    steps = _steps(value.get("normalizer"), "normalizers", "normalizer")
-    before = _steps(value.get("pre_tokenizer"), "pretokenizers", "pre_tokenizer")
+    steps = steps_of(value.get("normalizer"), "normalizers")
+    before = steps_of(value.get("pre_tokenizer"), "pretokenizers")
     has_prepend = _PREPEND in steps
     has_replace = _REPLACE in steps
     if steps != [s for s in (_PREPEND, _REPLACE) if s in steps] and steps != [_REPLACE, _PREPEND]:
         raise DataError(
-            f"normalizer {_types(steps)} is not supported; known: Prepend('{SPACE}') and "
+            f"normalizer {types_of(steps)} is not supported; known: Prepend('{SPACE}') and "
             f"Replace(' ' by '{SPACE}')"
         )
     types = [step.get("type") for step in before]
@@ -172,8 +166,9 @@ def _rules(value: Mapping[str, Any]) -> tuple[TextRules, bool]:
     if has_replace and (not before or is_idle):
         return TextRules(prefix="always" if has_prepend else "none"), False
     raise DataError(
-        f"normalizer {_types(steps)} with pre_tokenizer {_types(before)} is not supported; known: "
-        "[Prepend, Replace] with none, [Replace] with none or Split(' '), none with Metaspace"
+        f"normalizer {types_of(steps)} with pre_tokenizer {types_of(before)} is not supported; "
+        "known: [Prepend, Replace] with none, [Replace] with none or Split(' '), none with "
+        "Metaspace"
     )
 
 
@@ -200,27 +195,11 @@ def _metaspace(step: dict[str, Any]) -> tuple[TextRules, bool]:
 
 
 def _check_decoder(value: Any) -> None:
-    steps = _steps(value, "decoders", "decoder")
+    steps = steps_of(value, "decoders")
     if any(step.get("type") not in _DECODERS for step in steps):
         raise DataError(
-            f"decoder {_types(steps)} is not supported; known: {', '.join(sorted(_DECODERS))}"
+            f"decoder {types_of(steps)} is not supported; known: {', '.join(sorted(_DECODERS))}"
         )
-
-
-def _steps(value: Any, key: str, where: str) -> list[dict[str, Any]]:
-    """The components of a pipeline part that may be null, one component or a Sequence."""
-    if value is None:
-        return []
-    if isinstance(value, dict) and value.get("type") == "Sequence":
-        value = value.get(key)
-    steps = value if isinstance(value, list) else [value]
-    if not all(isinstance(step, dict) for step in steps):
-        raise DataError(f"{where}: expected objects with a type, got {value!r:.60}")
-    return steps
-
-
-def _types(steps: list[dict[str, Any]]) -> str:
-    return str([step.get("type") for step in steps])
 
 
 # ---- writing ----

@@ -1,7 +1,9 @@
 """Patterns by name and by text: which are known, and what any other regular expression gives."""
 
+import re
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,13 @@ awkward = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)
 def test_a_model_name_is_its_pattern() -> None:
     assert set(ALIASES.values()) <= set(PATTERNS)
     assert not set(ALIASES) & set(PATTERNS)
+
+
+def test_the_page_lists_every_name_of_a_pattern() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tokenizer.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`([\w-]+)`", row) for row in page.splitlines() if row.startswith("| `")]
+    listed = {name: row[0] for row in rows for name in row if row[0] in PATTERNS}
+    assert listed == {name: name for name in PATTERNS} | ALIASES
     assert check_pattern("qwen3") == "qwen2"
     assert split("x 12", "olmo2") == split("x 12", "llama3")
 
@@ -122,6 +131,7 @@ def test_several_expressions_equal_a_sequence_of_tokenizers(text: str) -> None:
         r"[$^a{1,3}+]+|!{2,}+",
         r"[^]a$]{1,2}+|[[:alpha:]$]$",
         r"\$|(?:a ?){0,2}+\n|[a[$]]",
+        r"\s++$|\s++^|a",
     ],
 )
 @settings(max_examples=150)

@@ -282,7 +282,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ("pre_tokenizer", None, "pre_tokenizer"),
         ("pre_tokenizer", {"type": "Metaspace"}, "Metaspace"),
         ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": "(a"}, "no regular expression"),
-        ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": "a{1,3}+"}, "as a repeat"),
+        ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": "a{3}+"}, "repeats a repeat"),
         ("pre_tokenizer.pretokenizers.0.behavior", "Removed", "Isolated"),
         ("pre_tokenizer.pretokenizers.1.add_prefix_space", True, "add_prefix_space"),
     ],
