@@ -101,12 +101,12 @@ class Source:
         if size_bytes != self.size_bytes:
             raise DataError(
                 f"{self.name}: changed while it was read: it had {self.size_bytes:,} bytes and has "
-                f"{size_bytes:,} now; train on files that nothing writes to"
+                f"{size_bytes:,} now; read files that nothing writes to"
             )
         if version != self.version:
             raise DataError(
                 f"{self.name}: changed while it was read: it was written to meanwhile; "
-                "train on files that nothing writes to"
+                "read files that nothing writes to"
             )
 
 

@@ -241,11 +241,6 @@ def is_intact(path: Path) -> bool:
     return True
 
 
-def step_of(path: Path) -> int:
-    """The step that a checkpoint folder was saved at, read from its state.json."""
-    return int(_read_json(path / STATE_FILE)["step"])
-
-
 def check_architecture(
     expected: Mapping[str, Any], found: Mapping[str, Any], *, where: str
 ) -> None:

@@ -36,7 +36,7 @@ def open_display(total_steps: int, first_step: int) -> Display:
     """A live display if standard output is a terminal, else plain lines."""
     if sys.stdout.isatty():
         return _Live(total_steps, first_step)
-    return _Plain(total_steps, first_step)
+    return _Plain(total_steps)
 
 
 class _Speed:
@@ -61,9 +61,8 @@ class _Speed:
 
 
 class _Plain:
-    def __init__(self, total_steps: int, first_step: int) -> None:
+    def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
-        self._first_step = first_step
         self._speed = _Speed(total_steps)
         self._printed_s = float("-inf")
 
