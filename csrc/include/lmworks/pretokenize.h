@@ -43,9 +43,9 @@ std::string_view pattern_name(Pattern pattern);
 // deepseek3) or an operator that not all engines have (kimi2).
 std::string_view pattern_regex(Pattern pattern);
 
-// Whether the text may be cut in two at p (begin < p < end) without changing any piece, whatever the
-// pattern: before the blank of "a b" (ASCII letters) or after the line end of "x\ny" (x no white
-// space, y a letter).
+// Whether the text may be cut in two at p (begin < p < end) without changing any piece, whatever
+// the pattern: before the blank of "a b" (ASCII letters) or after the line end of "x\ny" (x no
+// white space, y a letter).
 bool is_safe_cut(const uint8_t* begin, const uint8_t* p, const uint8_t* end);
 // First such place in [from, end); `end` if there is none.
 const uint8_t* find_safe_cut(const uint8_t* begin, const uint8_t* from, const uint8_t* end);
