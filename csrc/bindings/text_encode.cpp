@@ -9,14 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lmworks/bpe_encode.h"
 #include "text_special.h"
+#include "lmworks/threads.h"
 
 namespace nb = nanobind;
 using namespace lmworks;
@@ -30,12 +29,24 @@ using OffsetsOut = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 
 const uint8_t* data(const nb::bytes& text) { return static_cast<const uint8_t*>(text.data()); }
 
-IdsOut to_numpy(TokenBuffer& ids) {
+IdsOut to_numpy(TokenBuffer&& ids) {
   ids.shrink_to_fit();
-  const size_t size = ids.size();
-  if (size == 0) ids.reserve(1);
-  uint32_t* const p = ids.release();
-  return IdsOut(p, {size}, nb::capsule(p, [](void* q) noexcept { std::free(q); }));
+  if (ids.size() == 0) ids.reserve(1);
+  auto* const kept = new TokenBuffer(std::move(ids));
+  const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<TokenBuffer*>(p); });
+  return IdsOut(kept->data(), {kept->size()}, owner);
+}
+
+// The UTF-8 of a str (no copy for ASCII), or bytes.
+std::string_view utf8(nb::handle text) {
+  if (PyUnicode_Check(text.ptr())) {
+    Py_ssize_t size;
+    const char* const p = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (p == nullptr) throw nb::python_error();
+    return {p, static_cast<size_t>(size)};
+  }
+  const auto bytes = nb::cast<nb::bytes>(text);
+  return {bytes.c_str(), bytes.size()};
 }
 
 Pattern pattern_named(const std::string& name) {
@@ -85,7 +96,7 @@ class Encoder {
     TokenBuffer ids;
     const uint32_t forbidden = run(text, actions, ids);
     if (forbidden != kNoToken) return nb::int_(forbidden);
-    return nb::cast(to_numpy(ids));
+    return nb::cast(to_numpy(std::move(ids)));
   }
 
   nb::object encode_to_list(const nb::bytes& text, const nb::bytes& actions) {
@@ -97,7 +108,7 @@ class Encoder {
 
   // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden
   // index.
-  nb::object encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
+  nb::object encode_batch(const nb::list& texts, const nb::bytes& actions,
                           size_t num_threads);
 
   // Ids of pieces that the caller cut: rising offsets of their ends, the last one the text's size.
@@ -115,7 +126,7 @@ class Encoder {
       cache->encode_cut(model_, data(text), {ends.data(), ends.size()}, ids);
     }
     caches_.push_back(std::move(cache));
-    return to_numpy(ids);
+    return to_numpy(std::move(ids));
   }
 
   nb::list ids_to_list(IdsIn ids) { return to_list(ids.data(), ids.size()); }
@@ -216,64 +227,67 @@ nb::list Encoder::to_list(const uint32_t* ids, size_t size) {
   return result;
 }
 
-nb::object Encoder::encode_batch(const std::vector<nb::bytes>& texts, const nb::bytes& actions,
+nb::object Encoder::encode_batch(const nb::list& texts, const nb::bytes& actions,
                                  size_t num_threads) {
   const auto query = make_query(*matcher_, actions);
-  num_threads = std::max<size_t>(1, std::min(num_threads, texts.size()));
+  std::vector<std::string_view> inputs;
+  inputs.reserve(texts.size());
+  size_t num_bytes = 0;
+  for (const nb::handle text : texts) num_bytes += inputs.emplace_back(utf8(text)).size();
+  num_threads = std::max<size_t>(1, std::min(num_threads, inputs.size()));
   struct Span {
     size_t worker, begin, end;
   };
-  std::vector<Span> spans(texts.size());
+  std::vector<Span> spans(inputs.size());
   std::vector<TokenBuffer> buffers(num_threads);
   std::vector<std::unique_ptr<PieceCache>> caches;
-  std::vector<std::exception_ptr> errors(num_threads);
   for (size_t i = 0; i < num_threads; ++i) caches.push_back(take_cache());
-  std::vector<std::pair<const uint8_t*, size_t>> inputs;
-  for (const nb::bytes& text : texts) inputs.emplace_back(data(text), text.size());
   std::atomic<size_t> next = 0;
   std::atomic<uint32_t> forbidden = kNoToken;
-  const auto work = [&](size_t worker) {
-    try {
-      TokenBuffer& ids = buffers[worker];
-      for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
-        const size_t begin = ids.size();
-        const uint32_t found = lmworks::encode(model_, *query, special_ids_, *caches[worker],
-                                               inputs[i].first, inputs[i].second, ids);
-        if (found != kNoToken) forbidden = found;
-        spans[i] = {worker, begin, ids.size()};
-      }
-    } catch (...) {
-      errors[worker] = std::current_exception();
+  const auto encode_some = [&](size_t worker) {
+    TokenBuffer& ids = buffers[worker];
+    ids.reserve(num_bytes / 2 / num_threads + 1024);  // memory is taken where ids are written
+    for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
+      const size_t begin = ids.size();
+      const uint32_t found =
+          lmworks::encode(model_, *query, special_ids_, *caches[worker],
+                          reinterpret_cast<const uint8_t*>(inputs[i].data()), inputs[i].size(), ids);
+      if (found != kNoToken) forbidden = found;
+      spans[i] = {worker, begin, ids.size()};
     }
   };
+  auto starts = std::make_unique<std::vector<uint64_t>>(1, 0);
   TokenBuffer all;
-  std::vector<uint64_t> offsets(1, 0);
   {
     const nb::gil_scoped_release release;
-    std::vector<std::jthread> threads;
-    for (size_t i = 1; i < num_threads; ++i) threads.emplace_back(work, i);
-    work(0);
-    threads.clear();  // joins
-    for (const Span& span : spans) {
-      const size_t size = span.end - span.begin;
-      if (size != 0) {
-        std::copy_n(buffers[span.worker].data() + span.begin, size, all.reserve(size));
-        all.advance_to(all.data() + all.size() + size);
-      }
-      offsets.push_back(all.size());
+    // An error may leave its cache half-changed: then none is kept.
+    run_threads(num_threads, encode_some, nullptr);
+    for (const Span& span : spans) starts->push_back(starts->back() + span.end - span.begin);
+    if (num_threads == 1) {
+      all = std::move(buffers[0]);
+    } else {
+      uint32_t* const to = all.reserve(starts->back() + 1);
+      next = 0;
+      run_threads(
+          num_threads,
+          [&](size_t) {
+            for (size_t i; (i = next.fetch_add(1)) < spans.size();) {
+              const uint32_t* const from = buffers[spans[i].worker].data();
+              std::copy(from + spans[i].begin, from + spans[i].end, to + (*starts)[i]);
+            }
+          },
+          nullptr);
+      all.advance_to(to + starts->back());
     }
-  }
-  // An error may have left its cache half-changed: then none is kept.
-  for (const auto& error : errors) {
-    if (error) std::rethrow_exception(error);
   }
   for (auto& cache : caches) caches_.push_back(std::move(cache));
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
-  auto* const starts = new std::vector<uint64_t>(std::move(offsets));
-  const nb::capsule owner(starts,
-                          [](void* p) noexcept { delete static_cast<std::vector<uint64_t>*>(p); });
-  return nb::make_tuple(nb::cast(to_numpy(all)),
-                        nb::cast(OffsetsOut(starts->data(), {starts->size()}, owner)));
+  uint64_t* const p = starts->data();
+  const size_t size = starts->size();
+  const nb::capsule owner(starts.release(), [](void* kept) noexcept {
+    delete static_cast<std::vector<uint64_t>*>(kept);
+  });
+  return nb::make_tuple(nb::cast(to_numpy(std::move(all))), nb::cast(OffsetsOut(p, {size}, owner)));
 }
 
 // The bytes of the tokens one after another. An id without bytes: ValueError with its place.

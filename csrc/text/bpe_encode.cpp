@@ -16,34 +16,6 @@
 
 namespace lmworks {
 
-TokenBuffer::TokenBuffer(TokenBuffer&& other) noexcept
-    : data_(other.data_), size_(other.size_), capacity_(other.capacity_) {
-  other.release();
-}
-
-void TokenBuffer::grow(size_t count) {
-  const size_t capacity = std::max(capacity_ + capacity_ / 2, size_ + count);
-  void* const data = std::realloc(data_, capacity * sizeof(uint32_t));
-  if (data == nullptr) throw std::bad_alloc();
-  data_ = static_cast<uint32_t*>(data);
-  capacity_ = capacity;
-}
-
-void TokenBuffer::shrink_to_fit() {
-  if (size_ == 0 || size_ == capacity_) return;
-  void* const data = std::realloc(data_, size_ * sizeof(uint32_t));
-  if (data == nullptr) return;
-  data_ = static_cast<uint32_t*>(data);
-  capacity_ = size_;
-}
-
-uint32_t* TokenBuffer::release() {
-  uint32_t* const data = data_;
-  data_ = nullptr;
-  size_ = capacity_ = 0;
-  return data;
-}
-
 namespace {
 
 constexpr size_t kMaxShort = ShortTable::Key::kMaxBytes, kMaxMiddle = MiddleTable::Key::kMaxBytes;

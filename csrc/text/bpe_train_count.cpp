@@ -13,7 +13,7 @@
 #include "bpe_train_counts.h"
 #include "lmworks/boundaries.h"
 #include "lmworks/bpe_train.h"
-#include "threads.h"
+#include "lmworks/threads.h"
 
 namespace lmworks {
 
@@ -312,7 +312,7 @@ void BpeTrainer::count_texts(std::span<const std::string_view> texts) {
     }
   };
   if (texts.size() == 1 || counts_->num_tables() == 1) return work(0);
-  run_threads(std::min(counts_->num_tables(), texts.size()), work, [] {});
+  run_threads(std::min(counts_->num_tables(), texts.size()), work, nullptr);
 }
 
 void BpeTrainer::count_pieces(std::string_view text, std::span<const uint64_t> ends) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "threads.h"
+#include "lmworks/threads.h"
 
 namespace lmworks {
 namespace {
@@ -151,7 +151,7 @@ void CountStore::combine() {
     parts[part] = std::make_unique<WordTable>();
     for (const auto& t : tables_) parts[part]->add_part(*t, part, n);
   };
-  run_threads(n, work, [] {});
+  run_threads(n, work, nullptr);
   num_pieces_combined_ = num_pieces();
   tables_ = std::move(parts);
 }

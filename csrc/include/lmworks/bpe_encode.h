@@ -9,44 +9,15 @@
 // further where no token can cross (text/char_rules.h), into parts that are.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "lmworks/bpe_model.h"
+#include "lmworks/token_buffer.h"
 
 namespace lmworks {
-
-// Growing array of token ids. Not a std::vector: growing must not zero or copy what realloc can
-// remap.
-class TokenBuffer {
- public:
-  TokenBuffer() = default;
-  TokenBuffer(const TokenBuffer&) = delete;
-  TokenBuffer& operator=(const TokenBuffer&) = delete;
-  TokenBuffer(TokenBuffer&& other) noexcept;
-  ~TokenBuffer() { std::free(data_); }
-
-  uint32_t* data() { return data_; }
-  const uint32_t* data() const { return data_; }
-  size_t size() const { return size_; }
-  // Room for `count` more ids; returns where they go. Throws std::bad_alloc.
-  uint32_t* reserve(size_t count) {
-    if (capacity_ - size_ < count) grow(count);
-    return data_ + size_;
-  }
-  void advance_to(const uint32_t* end) { size_ = static_cast<size_t>(end - data_); }
-  void push(uint32_t id) { *reserve(1) = id, ++size_; }
-  void shrink_to_fit();
-  uint32_t* release();
-
- private:
-  void grow(size_t count);
-  uint32_t* data_ = nullptr;
-  size_t size_ = 0, capacity_ = 0;
-};
 
 // Pieces already encoded. One thread at a time.
 class PieceCache {

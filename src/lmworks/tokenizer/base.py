@@ -200,7 +200,7 @@ class Tokenizer(ABC):
         if num_threads < 1:
             raise ConfigError(f"num_threads={num_threads}; use 1 or more")
         actions = self._specials.actions(allowed_special, disallowed_special)
-        ids, starts = self._encode_many([to_bytes(text) for text in texts], actions, num_threads)
+        ids, starts = self._encode_many([_utf8(text) for text in texts], actions, num_threads)
         return self._as_type(ids, dtype), starts
 
     def encode_iterable(
@@ -341,7 +341,7 @@ class Tokenizer(ABC):
         return self._to_list(self._encode(text, actions))
 
     def _encode_many(
-        self, texts: list[bytes], actions: bytes, num_threads: int
+        self, texts: list[str | bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
         """`_encode` of each text, in a row, and where each begins."""
         import numpy as np
@@ -349,7 +349,7 @@ class Tokenizer(ABC):
         parts: list[Ids] = [np.empty(0, np.uint32)]
         for i, text in enumerate(texts):
             try:
-                parts.append(self._encode(text, actions))
+                parts.append(self._encode(to_bytes(text), actions))
             except DataError as err:
                 raise DataError(f"text {i}: {err}") from None
         starts = np.cumsum([len(part) for part in parts], dtype=np.uint64)
@@ -502,6 +502,11 @@ def to_bytes(text: str | bytes) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+
+
+def _utf8(text: str | bytes) -> str | bytes:
+    """The text itself where its UTF-8 needs no copy, else its bytes."""
+    return text if isinstance(text, str) and text.isascii() else to_bytes(text)
 
 
 def to_text(text: bytes) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.tokenizer.base import Tokenizer, pack_tokens
+from lmworks.tokenizer.base import Tokenizer, pack_tokens, to_bytes
 from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.preprocess import Preprocessor, Unknown
 from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
@@ -179,11 +179,19 @@ class BPETokenizer(Tokenizer):
         return found
 
     def _encode_many(
-        self, texts: list[bytes], actions: bytes, num_threads: int
+        self, texts: list[str | bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        needed = [self._steps.is_needed(text) for text in texts]
+        if not self._steps.is_ever_needed:
+            return self._encode_direct(texts, actions, num_threads)
+        data = [to_bytes(text) for text in texts]
+        needed = [self._steps.is_needed(text) for text in data]
         if any(needed):
-            return self._encode_some_apart(texts, needed, actions, num_threads)
+            return self._encode_some_apart(data, needed, actions, num_threads)
+        return self._encode_direct(data, actions, num_threads)
+
+    def _encode_direct(
+        self, texts: Sequence[str | bytes], actions: bytes, num_threads: int
+    ) -> "tuple[Ids, NDArray[np.uint64]]":
         found = self._encoder.encode_batch(texts, actions, num_threads)
         if isinstance(found, int):
             raise self._forbidden_in(texts, actions)
@@ -196,9 +204,7 @@ class BPETokenizer(Tokenizer):
         import numpy as np
 
         direct = [text for text, is_needed in zip(texts, needed, strict=True) if not is_needed]
-        found = self._encoder.encode_batch(direct, actions, num_threads)
-        if isinstance(found, int):
-            raise self._forbidden_in(texts, actions)
+        found = self._encode_direct(direct, actions, num_threads)
         arrays = iter(np.split(found[0], found[1][1:-1].astype(np.int64)))
         parts: list[Ids] = [np.empty(0, np.uint32)]
         for i, (text, is_needed) in enumerate(zip(texts, needed, strict=True)):
@@ -221,10 +227,10 @@ class BPETokenizer(Tokenizer):
         # Some special token took in white space beside it.
         return super()._encode_spans(text, actions)
 
-    def _forbidden_in(self, texts: list[bytes], actions: bytes) -> DataError:
+    def _forbidden_in(self, texts: Sequence[str | bytes], actions: bytes) -> DataError:
         for i, text in enumerate(texts):
             try:
-                self._specials.split(text, actions)
+                self._specials.split(to_bytes(text), actions)
             except DataError as err:
                 return DataError(f"text {i}: {err}")
         raise AssertionError("some text holds a forbidden token")

@@ -101,6 +101,12 @@ class Preprocessor:
         self._token_lengths = token_lengths
         self._as_text = bytes(len(specials.names))
 
+    @property
+    def is_ever_needed(self) -> bool:
+        """Whether there are texts for which the native encoder alone would not do."""
+        has_steps = self._add_prefix_space or self._normalizer is not None
+        return has_steps or not self._is_native or self._missing is not None
+
     def is_needed(self, text: bytes) -> bool:
         """Whether the native encoder alone would not do for this text."""
         if self._add_prefix_space or not self._is_native:

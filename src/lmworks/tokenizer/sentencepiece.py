@@ -129,9 +129,9 @@ class SentencePieceTokenizer(Tokenizer):
         return np.concatenate(parts)
 
     def _encode_many(
-        self, texts: list[bytes], actions: bytes, num_threads: int
+        self, texts: list[str | bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        plain = [text for text in texts if self._is_plain(text, actions)]
+        plain = [text for text in map(to_bytes, texts) if self._is_plain(text, actions)]
         if len(plain) < len(texts):
             return super()._encode_many(texts, actions, num_threads)
         return self._encode_normalized([self.rules.apply_bytes(t) for t in plain], num_threads)

@@ -13,9 +13,10 @@ namespace lmworks {
 
 constexpr std::chrono::milliseconds kPollInterval{50};
 
-// Runs work(thread index) on num_threads threads; poll() is called meanwhile on this one.
+// Runs work(thread index) on num_threads threads; poll(), if any, is called meanwhile on this one.
 inline void run_threads(size_t num_threads, const std::function<void(size_t)>& work,
                         const std::function<void()>& poll) {
+  if (num_threads == 1 && !poll) return work(0);
   std::mutex mutex;
   std::condition_variable done;
   size_t num_running = num_threads;
@@ -38,6 +39,7 @@ inline void run_threads(size_t num_threads, const std::function<void(size_t)>& w
   }
   std::unique_lock lock(mutex);
   while (!done.wait_for(lock, kPollInterval, [&] { return num_running == 0; })) {
+    if (!poll) continue;
     lock.unlock();
     poll();
     lock.lock();
