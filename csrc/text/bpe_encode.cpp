@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "char_rules.h"
@@ -168,7 +169,8 @@ template <class Table>
                                                    const typename Table::Key& key, uint64_t hash,
                                                    uint32_t* at) {
   ++num_added;
-  const auto* const token = known.find(key, hash);
+  const typename Table::Slot* token = nullptr;
+  if (!std::is_same_v<Table, ShortTable> || model.may_know(hash)) token = known.find(key, hash);
   uint32_t* const end = token != nullptr ? known.write(*token, at)
                                          : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
   table.insert(key, hash, at, end - at);

@@ -29,7 +29,8 @@ BpeModel::BpeModel(BpeModel&&) noexcept = default;
 
 void BpeModel::index_pairs(std::span<const uint32_t> merges) {
   const size_t num_merges = merges.size() / 3;
-  const size_t num_slots = std::bit_ceil(std::max<size_t>(2 * num_merges, 16));
+  // Up to four fifths full: what counts is that it stays in the cache.
+  const size_t num_slots = std::bit_ceil(std::max<size_t>(num_merges + num_merges / 4, 16));
   pair_shift_ = 64 - std::countr_zero(num_slots);
   pairs_.assign(num_slots, kEmptyPair);
   pair_filter_.assign((size_t{1} << kFilterBits) / 64, 0);
@@ -56,6 +57,7 @@ void BpeModel::index_pairs(std::span<const uint32_t> merges) {
 }
 
 void BpeModel::index_tokens(bool ignore_merges) {
+  known_filter_.assign((size_t{1} << kFilterBits) / 64, 0);
   std::vector<uint32_t> ids;
   MergeScratch scratch;
   for (uint32_t id = 0; id < num_tokens(); ++id) {
@@ -74,6 +76,8 @@ void BpeModel::index_tokens(bool ignore_merges) {
     if (size <= ShortTable::Key::kMaxBytes) {
       const auto key = pack_piece<2>(piece, size, size);
       known_shorts_.insert(key, key.hash(), written.data(), written.size());
+      const size_t bit = key.hash() >> (64 - kFilterBits);
+      known_filter_[bit / 64] |= uint64_t{1} << bit % 64;
     } else if (size <= MiddleTable::Key::kMaxBytes) {
       const auto key = pack_piece<4>(piece, size, size);
       known_middles_.insert(key, key.hash(), written.data(), written.size());

@@ -73,7 +73,11 @@ void CharMasks::fill_high(const uint8_t* text, size_t size, size_t num_words) {
   const uint8_t* const end = text + size;
   uint64_t spilled = 0;  // bytes of the next word that belong to the last character of this one
   for (size_t k = 0; k < num_words; ++k) {
-    uint64_t left = high[k] & ~spilled;
+    const uint64_t of_2 = letter_of_2[k] & ~spilled, of_3 = letter_of_3[k] & ~spilled;
+    const uint64_t inner = of_2 << 1 | of_3 << 1 | of_3 << 2;
+    cls[k][kCaselessIndex] |= of_2 | of_3 | inner;
+    first[k] &= ~inner;
+    uint64_t left = high[k] & ~(spilled | of_2 | of_3 | inner);
     spilled = 0;
     while (left != 0) {
       const int i = std::countr_zero(left);

@@ -25,6 +25,8 @@ struct CharMasks {
   uint64_t first[kScanWords];  // first bytes of characters
   uint64_t high[kScanWords];   // bytes >= 0x80
   uint64_t blank[kScanWords];  // ' '
+  // First bytes of letters that are known by their first bytes (all bytes in the same word).
+  uint64_t letter_of_2[kScanWords], letter_of_3[kScanWords];
   uint64_t newline[kScanWords], apostrophe[kScanWords], slash[kScanWords];
   bool has_wide_space;  // white space of several bytes
 

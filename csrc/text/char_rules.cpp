@@ -7,6 +7,12 @@ namespace {
 
 void set_bit(std::vector<uint64_t>& words, size_t i) { words[i / 64] |= uint64_t{1} << i % 64; }
 
+uint32_t pack_char(const uint8_t* p, size_t size) {
+  uint32_t packed = 0;
+  for (size_t i = 0; i < size; ++i) packed = packed << 8 | p[i];
+  return packed;
+}
+
 const uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const uint8_t*>(text.data());
 }

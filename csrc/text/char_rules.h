@@ -35,25 +35,14 @@ class CharRules {
 
   CharRules(const BpeModel& model, std::span<const uint32_t> merges);
 
-  // Between the characters [left, border) and [border, end). True may be wrong, false is certain.
-  bool may_cross(const uint8_t* left, const uint8_t* border, const uint8_t* end) const {
-    const size_t l_size = border - left, r_size = end - border;
-    if (border[-1] < 0x80 && *border < 0x80) return test(bytes_, border[-1] << 8 | *border);
-    if (is_inner_byte(*left) || l_size != utf8_size(*left) || r_size != utf8_size(*border)) {
-      return true;
-    }
-    return test(bytes_, border[-1] << 8 | *border) ||
-           test(pairs_, hash(pack_char(left, l_size), pack_char(border, r_size)));
-  }
-
-  // End of the part that starts at p: the first border after it that no merge can cross.
+  // End of the part that starts at p < end: the first border after it that no merge can cross.
   const uint8_t* part_end(const uint8_t* p, const uint8_t* end) const {
-    const uint8_t* left = p;
-    for (const uint8_t* border = char_end(p, end); border < end;) {
-      const uint8_t* const next = char_end(border, end);
-      if (!may_cross(left, border, next)) return border;
-      left = border;
-      border = next;
+    Char left = char_at(p, end);
+    for (p += left.size; p < end;) {
+      const Char right = char_at(p, end);
+      if (!may_cross(left, right)) return p;
+      left = right;
+      p += right.size;
     }
     return end;
   }
@@ -81,10 +70,31 @@ class CharRules {
     while (p < end && is_inner_byte(*p));
     return p;
   }
-  static uint32_t pack_char(const uint8_t* p, size_t size) {
-    uint32_t packed = 0;
-    for (size_t i = 0; i < size; ++i) packed = packed << 8 | p[i];
-    return packed;
+  struct Char {
+    uint32_t packed;  // its bytes, the last one lowest; 0: not UTF-8
+    uint32_t size;
+    uint8_t first, last;
+  };
+  static Char char_at(const uint8_t* p, const uint8_t* end) {
+    const size_t left = static_cast<size_t>(end - p);
+    const uint8_t first = *p;
+    if (first < 0x80) return {first, 1, first, first};
+    if (first >= 0xE0 && first < 0xF0) {
+      if (left < 3 || !is_inner_byte(p[1]) || !is_inner_byte(p[2])) return {0, 1, first, first};
+      return {static_cast<uint32_t>(first << 16 | p[1] << 8 | p[2]), 3, first, p[2]};
+    }
+    if (first < 0xC0 || left < 2 || !is_inner_byte(p[1])) return {0, 1, first, first};
+    if (first < 0xE0) return {static_cast<uint32_t>(first << 8 | p[1]), 2, first, p[1]};
+    if (left < 4 || !is_inner_byte(p[2]) || !is_inner_byte(p[3])) return {0, 1, first, first};
+    return {static_cast<uint32_t>(first) << 24 | static_cast<uint32_t>(p[1] << 16 | p[2] << 8 | p[3]),
+            4, first, p[3]};
+  }
+  // Whether a merge may join two neighbours. True may be wrong, false is certain.
+  bool may_cross(const Char& left, const Char& right) const {
+    if (left.packed == 0 || right.packed == 0) return true;
+    if (test(bytes_, left.last << 8 | right.first)) return true;
+    if ((left.packed | right.packed) < 0x80) return false;
+    return test(pairs_, hash(left.packed, right.packed));
   }
   static size_t hash(uint32_t left, uint32_t right) {
     return (static_cast<uint64_t>(left) << 32 | right) * 0x9E3779B97F4A7C15u >> 44;

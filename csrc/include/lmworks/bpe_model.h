@@ -67,6 +67,11 @@ class BpeModel {
 
   // Pieces of at most 31 bytes that are one token.
   const ShortTable& known_shorts() const { return known_shorts_; }
+  // False if no token has this hash: after some time, most new pieces are no tokens.
+  bool may_know(uint64_t hash) const {
+    const size_t bit = hash >> (64 - kFilterBits);
+    return known_filter_[bit / 64] >> bit % 64 & 1;
+  }
   const MiddleTable& known_middles() const { return known_middles_; }
   // Writes the ids of another piece to `out` (room for `size`) and returns their number.
   size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
@@ -132,6 +137,7 @@ class BpeModel {
   std::vector<uint32_t> results_;
   uint32_t first_result_ = 0;
   ShortTable known_shorts_{kMaxTokens};
+  std::vector<uint64_t> known_filter_;
   MiddleTable known_middles_{kMaxTokens};
   std::unordered_map<std::string_view, uint32_t> known_longs_;
   std::unique_ptr<CharRules> chars_;

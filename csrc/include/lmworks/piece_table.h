@@ -104,7 +104,7 @@ class PieceTable {
   }
 
   void insert(const Key& key, uint64_t hash, const uint32_t* tokens, size_t count) {
-    if (2 * (used_ + 1) > mask_ + 1) grow();
+    if (8 * (used_ + 1) > 5 * (mask_ + 1)) grow();
     Slot& slot = slots_[free_slot(hash)];
     slot.key = key;
     slot.count = static_cast<uint32_t>(count);

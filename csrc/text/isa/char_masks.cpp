@@ -69,6 +69,7 @@ void fill(const uint8_t* text, size_t k, size_t end, CharMasks& m) {
   for (; k < end; ++k, text += 64) {
     uint64_t upper = 0, lower_or_any = 0, number = 0, space = 0, blank = 0, newline = 0;
     uint64_t apostrophe = 0, slash = 0, high = 0;
+    uint64_t inner = 0, not_letter = 0, first_of_2 = 0, first_of_3 = 0;
     for (size_t shift = 0; shift < 64; shift += kVectorBytes) {
       const Vector v = load(text + shift);
       if constexpr (HasCase) {
@@ -85,7 +86,20 @@ void fill(const uint8_t* text, size_t k, size_t end, CharMasks& m) {
       newline |= (equals(v, '\n') | equals(v, '\r')) << shift;
       apostrophe |= equals(v, '\'') << shift;
       high |= in_range(v, 0x80, 0xFF) << shift;
+      inner |= in_range(v, 0x80, 0xBF) << shift;
+      // U+4000..U+9FFF but for the hexagrams (E4 B7), U+B000..U+CFFF: Han and Hangul.
+      first_of_3 |= (in_range(v, 0xE4, 0xE9) | in_range(v, 0xEB, 0xEC)) << shift;
+      not_letter |= equals(v, static_cast<char>(0xB7)) << shift;
+      if constexpr (!HasCase) {
+        // U+00C0..U+023F but for the signs of multiplication and division (C3 97, C3 B7); U+0400..
+        // U+047F. With case, letters are told apart one by one.
+        first_of_2 |= (in_range(v, 0xC3, 0xC8) | in_range(v, 0xD0, 0xD1)) << shift;
+        not_letter |= equals(v, static_cast<char>(0x97)) << shift;
+      }
     }
+    const uint64_t may_start = ~(not_letter >> 1) & inner >> 1;
+    m.letter_of_2[k] = first_of_2 & may_start;
+    m.letter_of_3[k] = first_of_3 & may_start & inner >> 2;
     m.cls[k][kUpperIndex] = upper;
     m.cls[k][kLowerIndex] = lower_or_any;
     m.cls[k][kCaselessIndex] = m.cls[k][kMarkIndex] = 0;
