@@ -10,6 +10,7 @@ namespace {
 
 // Up to here the array is scanned for each merge; beyond, the square of the length would show.
 constexpr size_t kShortPiece = 64;
+constexpr uint32_t kUnknownMerge = kNoMerge - 1;  // not looked up yet
 
 }  // namespace
 
@@ -41,7 +42,10 @@ size_t BpeModel::first_symbols(const uint8_t* piece, const uint8_t* end, uint32_
                                uint32_t* merges) const {
   size_t count = 0;
   const auto push = [&](uint32_t token) {
-    if (count > 0) merges[count - 1] = merge_of(symbols[count - 1], token);
+    if (count > 0) {
+      merges[count - 1] = kUnknownMerge;
+      prefetch_pair(pair_hash(symbols[count - 1], token));
+    }
     symbols[count++] = token;
   };
   for (const uint8_t* p = piece; p < end;) {
@@ -67,6 +71,9 @@ size_t BpeModel::first_symbols(const uint8_t* piece, const uint8_t* end, uint32_
     p += c.size;
   }
   merges[count - 1] = kNoMerge;
+  for (size_t i = 0; i + 1 < count; ++i) {
+    if (merges[i] == kUnknownMerge) merges[i] = merge_of(symbols[i], symbols[i + 1]);
+  }
   return count;
 }
 

@@ -36,7 +36,7 @@ void BpeModel::index_pairs(std::span<const uint32_t> merges) {
   pair_filter_.assign((size_t{1} << kFilterBits) / 64, 0);
   bool is_consecutive = true;
   for (uint32_t k = 0; k < num_merges; ++k) {
-    const uint64_t key = static_cast<uint64_t>(merges[3 * k]) << 21 | merges[3 * k + 1];
+    const uint64_t key = pair_key(merges[3 * k], merges[3 * k + 1]);
     is_consecutive &= merges[3 * k + 2] == merges[2] + k;
     const size_t bit = key * kPairHash >> (64 - kFilterBits);
     pair_filter_[bit / 64] |= uint64_t{1} << bit % 64;

@@ -84,16 +84,7 @@ class BpeModel {
 
   // The merge of two neighbours, or kNoMerge.
   uint32_t merge_of(uint32_t left, uint32_t right) const {
-    const uint64_t key = static_cast<uint64_t>(left) << 21 | right;
-    const uint64_t hash = key * kPairHash;
-    // Most pairs have no merge: a bit in a small table tells so for nearly all of them.
-    const size_t bit = hash >> (64 - kFilterBits);
-    if ((pair_filter_[bit / 64] >> bit % 64 & 1) == 0) return kNoMerge;
-    for (size_t i = hash >> pair_shift_;; i = (i + 1) & (pairs_.size() - 1)) {
-      const uint64_t slot = pairs_[i];
-      if (slot >> kMergeBits == key) return slot & ((1u << kMergeBits) - 1);
-      if (slot == kEmptyPair) return kNoMerge;
-    }
+    return merge_at(pair_hash(left, right), left, right);
   }
   // What merges are ordered by; kNoMerge comes last.
   uint32_t rank(uint32_t merge) const {
@@ -109,6 +100,25 @@ class BpeModel {
   static constexpr uint64_t kEmptyPair = ~uint64_t{0};
   static constexpr uint32_t kMergeBits = 22;
   static constexpr int kFilterBits = 20;
+
+  static uint64_t pair_key(uint32_t left, uint32_t right) {
+    return static_cast<uint64_t>(left) << 21 | right;
+  }
+  static uint64_t pair_hash(uint32_t left, uint32_t right) {
+    return pair_key(left, right) * kPairHash;
+  }
+  void prefetch_pair(uint64_t hash) const { __builtin_prefetch(&pairs_[hash >> pair_shift_]); }
+  uint32_t merge_at(uint64_t hash, uint32_t left, uint32_t right) const {
+    // Most pairs have no merge: a bit in a small table tells so for nearly all of them.
+    const size_t bit = hash >> (64 - kFilterBits);
+    if ((pair_filter_[bit / 64] >> bit % 64 & 1) == 0) return kNoMerge;
+    const uint64_t key = pair_key(left, right);
+    for (size_t i = hash >> pair_shift_;; i = (i + 1) & (pairs_.size() - 1)) {
+      const uint64_t slot = pairs_[i];
+      if (slot >> kMergeBits == key) return slot & ((1u << kMergeBits) - 1);
+      if (slot == kEmptyPair) return kNoMerge;
+    }
+  }
 
   void index_pairs(std::span<const uint32_t> merges);
   void index_tokens(bool ignore_merges);
