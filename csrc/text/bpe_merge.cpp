@@ -1,5 +1,15 @@
 // The merge loop: one piece of text -> token ids.
+//
+// Short pieces scan an array for each merge. Long ones are merged in chunks that are then joined:
+// tokens t1 t2 t3 ... are the result of merging their text if, for each two neighbours, merging the
+// text of these two alone gives just them. (Suppose some merge of the whole text were the first to
+// cross a border between two of the tokens. Until then, the merges inside of these two were the
+// same, in the same order, as in their text alone, as nothing around them plays a part; so there,
+// too, the next merge would be the one across the border.) At a border where the two do not stand,
+// tokens around it are merged again, more and more of them, until all borders do. If that takes too
+// many, the whole piece goes through a heap over a linked list, O(n log n).
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
 #include "char_rules.h"
@@ -10,6 +20,9 @@ namespace {
 
 // Up to here the array is scanned for each merge; beyond, the square of the length would show.
 constexpr size_t kShortPiece = 64;
+constexpr size_t kOneByOne = 32;
+constexpr size_t kChunk = 48;
+constexpr size_t kMaxAgain = 512;  // bytes around a border that are merged again
 constexpr uint32_t kUnknownMerge = kNoMerge - 1;  // not looked up yet
 
 }  // namespace
@@ -31,10 +44,16 @@ size_t BpeModel::merge(const uint8_t* piece, size_t size, uint32_t* out,
     return ranks_.empty() ? merge_long<false>(piece, size, out, scratch)
                           : merge_long<true>(piece, size, out, scratch);
   }
-  uint32_t merges[kShortPiece];
+  return ranks_.empty() ? merge_short<false>(piece, size, out)
+                        : merge_short<true>(piece, size, out);
+}
+
+template <bool kHasTies>
+size_t BpeModel::merge_short(const uint8_t* piece, size_t size, uint32_t* out) const {
+  uint32_t merges[kMaxAgain];
   const size_t count = first_symbols(piece, piece + size, out, merges);
-  return ranks_.empty() ? merge_symbols<false>(out, merges, count)
-                        : merge_symbols<true>(out, merges, count);
+  return count <= kOneByOne ? merge_symbols<kHasTies>(out, merges, count)
+                            : merge_in_passes<kHasTies>(out, merges, count);
 }
 
 // The symbols from which merging starts, and the merge of each with the one after it.
@@ -98,10 +117,119 @@ size_t BpeModel::merge_symbols(uint32_t* symbols, uint32_t* merges, size_t n) co
   return n;
 }
 
+// The same, but each pass makes the best merge wherever it applies, from left to right: a run of one
+// character takes the logarithm of its length in passes. A pass ends where a new pair comes before
+// the one that is being merged.
+template <bool kHasTies>
+size_t BpeModel::merge_in_passes(uint32_t* symbols, uint32_t* merges, size_t n) const {
+  while (n > 1) {
+    size_t i = 0;
+    for (size_t k = 1; k + 1 < n; ++k) {
+      i = order<kHasTies>(merges[k]) < order<kHasTies>(merges[i]) ? k : i;
+    }
+    const uint32_t best = merges[i];
+    if (best == kNoMerge) break;
+    const uint32_t rank = order<kHasTies>(best), result = result_of(best);
+    size_t end = i;
+    bool is_best = true;
+    while (i < n) {
+      if (!is_best || merges[i] != best) {
+        symbols[end] = symbols[i];
+        merges[end++] = merges[i++];
+        continue;
+      }
+      symbols[end] = result;
+      merges[end] = i + 2 < n ? merge_of(result, symbols[i + 2]) : kNoMerge;
+      is_best = order<kHasTies>(merges[end]) > rank;
+      if (end > 0) {
+        merges[end - 1] = merge_of(symbols[end - 1], result);
+        is_best &= order<kHasTies>(merges[end - 1]) > rank;
+      }
+      ++end;
+      i += 2;
+    }
+    n = end;
+  }
+  return n;
+}
+
+// Whether two tokens stand side by side when their text is merged.
+template <bool kHasTies>
+bool BpeModel::stand_together(uint32_t left, uint32_t right, MergeScratch& s) const {
+  const uint64_t pair = static_cast<uint64_t>(left) << 32 | right;
+  uint64_t& known = s.pairs[pair * kPairHash >> (64 - MergeScratch::kPairBits)];
+  if (known >> 1 == pair + 1) return (known & 1) != 0;
+  const std::string_view l = token(left), r = token(right);
+  const size_t size = l.size() + r.size();
+  bool is_standing = false;
+  if (size <= kMaxAgain) {
+    uint8_t text[kMaxAgain];
+    uint32_t ids[kMaxAgain];
+    std::memcpy(text, l.data(), l.size());
+    std::memcpy(text + l.size(), r.data(), r.size());
+    is_standing = merge_short<kHasTies>(text, size, ids) == 2 && ids[0] == left && ids[1] == right;
+  }
+  known = (pair + 1) << 1 | static_cast<uint64_t>(is_standing);
+  return is_standing;
+}
+
+// Joins the tokens of a chunk to those before it, which end at out + count. False: gave up.
+template <bool kHasTies>
+bool BpeModel::join(const uint8_t* chunk, std::span<const uint32_t> ids, uint32_t* out,
+                    size_t* count, MergeScratch& s) const {
+  size_t num_left = 0, num_right = 0;    // tokens that are merged again
+  size_t left_bytes = 0, right_bytes = 0;  // of them
+  bool takes_left = true, takes_right = true;
+  if (*count == 0 || stand_together<kHasTies>(out[*count - 1], ids[0], s)) {
+    std::copy(ids.begin(), ids.end(), out + *count);
+    *count += ids.size();
+    return true;
+  }
+  while (true) {
+    for (size_t n = takes_left ? num_left + 1 : 0; n > 0 && num_left < *count; --n) {
+      left_bytes += token(out[*count - ++num_left]).size();
+    }
+    for (size_t n = takes_right ? num_right + 1 : 0; n > 0 && num_right < ids.size(); --n) {
+      right_bytes += token(ids[num_right++]).size();
+    }
+    if (left_bytes + right_bytes > kMaxAgain) return false;
+    uint32_t again[kMaxAgain];
+    const size_t n =
+        merge_short<kHasTies>(chunk - left_bytes, left_bytes + right_bytes, again);
+    const size_t kept = *count - num_left;
+    takes_left = kept > 0 && again[0] != out[kept] &&
+                 !stand_together<kHasTies>(out[kept - 1], again[0], s);
+    takes_right = num_right < ids.size() && again[n - 1] != ids[num_right - 1] &&
+                  !stand_together<kHasTies>(again[n - 1], ids[num_right], s);
+    if (takes_left || takes_right) continue;
+    uint32_t* const at = std::copy_n(again, n, out + kept);
+    *count = std::copy(ids.begin() + num_right, ids.end(), at) - out;
+    return true;
+  }
+}
+
+template <bool kHasTies>
+size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
+                            MergeScratch& s) const {
+  if (s.pairs.empty()) s.pairs.resize(size_t{1} << MergeScratch::kPairBits);
+  const uint8_t* const end = piece + size;
+  size_t count = 0;
+  for (const uint8_t* p = piece; p < end;) {
+    const uint8_t* q = p + std::min<size_t>(kChunk, end - p);
+    // Between two characters, if they are UTF-8.
+    for (int i = 0; i < 3 && q < end && is_inner_byte(*q); ++i) --q;
+    uint32_t ids[kChunk];
+    const size_t n = merge_short<kHasTies>(p, q - p, ids);
+    if (!join<kHasTies>(p, {ids, n}, out, &count, s)) return merge_heap<kHasTies>(piece, size, out, s);
+    p = q;
+  }
+  return count;
+}
+
 // A heap of rank << 32 | position over a linked list. An entry is stale when the pair that now
 // starts at its position has another rank. `size` < 2^32 is the caller's duty.
 template <bool kHasTies>
-size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
+size_t BpeModel::merge_heap(const uint8_t* piece, size_t size, uint32_t* out,
                             MergeScratch& s) const {
   s.symbol.resize(size);
   s.merge.resize(size);

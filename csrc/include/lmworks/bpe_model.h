@@ -48,6 +48,10 @@ struct MergeScratch {
   std::vector<uint32_t> symbol, merge, previous, next;
   std::vector<uint64_t> heap;
   std::vector<uint32_t> merged;  // the ids before they are mapped to outputs
+  // Pairs of tokens and whether they stand together: (left << 32 | right) + 1, then a bit. A pair
+  // is at the place that its hash gives, or has been replaced there.
+  static constexpr int kPairBits = 12;
+  std::vector<uint64_t> pairs;
 };
 
 class CharRules;
@@ -127,6 +131,17 @@ class BpeModel {
                        uint32_t* merges) const;
   template <bool kHasTies>
   size_t merge_symbols(uint32_t* symbols, uint32_t* merges, size_t count) const;
+  template <bool kHasTies>
+  size_t merge_in_passes(uint32_t* symbols, uint32_t* merges, size_t count) const;
+  template <bool kHasTies>
+  size_t merge_short(const uint8_t* piece, size_t size, uint32_t* out) const;
+  template <bool kHasTies>
+  bool stand_together(uint32_t left, uint32_t right, MergeScratch& s) const;
+  template <bool kHasTies>
+  bool join(const uint8_t* chunk, std::span<const uint32_t> ids, uint32_t* out, size_t* count,
+            MergeScratch& s) const;
+  template <bool kHasTies>
+  size_t merge_heap(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
   template <bool kHasTies>
   size_t merge_long(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& s) const;
   template <bool kHasTies>
