@@ -214,8 +214,10 @@ uint32_t* PieceCache::State::encode_parts(const BpeModel& model, const uint8_t* 
       const CharRules::Seed& seed = chars.alone(c.value);
       std::copy_n(seed.tokens, 3, at);
       at += 1 + (seed.tokens[1] != kNoToken) + (seed.tokens[2] != kNoToken);
-    } else {
+    } else if (part_end - p <= static_cast<ptrdiff_t>(kMaxMiddle) || (p == piece && part_end == end)) {
       at = encode_whole(model, p, part_end - p, readable_end - p, at);
+    } else {
+      at += model.encode_piece(p, part_end - p, at, scratch);  // hardly to be seen again
     }
     p = part_end;
   }

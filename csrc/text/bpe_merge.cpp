@@ -21,7 +21,7 @@ namespace {
 // Up to here the array is scanned for each merge; beyond, the square of the length would show.
 constexpr size_t kShortPiece = 64;
 constexpr size_t kOneByOne = 32;
-constexpr size_t kChunk = 48;
+constexpr size_t kChunk = 32;
 constexpr size_t kMaxAgain = 512;  // bytes around a border that are merged again
 constexpr uint32_t kUnknownMerge = kNoMerge - 1;  // not looked up yet
 
@@ -79,7 +79,9 @@ size_t BpeModel::first_symbols(const uint8_t* piece, const uint8_t* end, uint32_
       continue;
     }
     const CodePoint c = decode_utf8(p, end);
-    const CharRules::Seed* const seed = c.size == 0 ? nullptr : chars_->seed(c.value, is_after_ascii);
+    // Bytes 0x80..0xBF behind a character are no UTF-8, and merges may take a part of it along.
+    const bool is_whole = c.size != 0 && (p + c.size == end || !is_inner_byte(p[c.size]));
+    const CharRules::Seed* const seed = is_whole ? chars_->seed(c.value, is_after_ascii) : nullptr;
     if (seed == nullptr) {
       push(byte_token_[*p++]);
       continue;
@@ -118,8 +120,8 @@ size_t BpeModel::merge_symbols(uint32_t* symbols, uint32_t* merges, size_t n) co
 }
 
 // The same, but each pass makes the best merge wherever it applies, from left to right: a run of one
-// character takes the logarithm of its length in passes. A pass ends where a new pair comes before
-// the one that is being merged.
+// character takes the logarithm of its length in passes. A pass ends where a new pair, or another one
+// of the same rank, comes before the one that is being merged.
 template <bool kHasTies>
 size_t BpeModel::merge_in_passes(uint32_t* symbols, uint32_t* merges, size_t n) const {
   while (n > 1) {
@@ -134,15 +136,21 @@ size_t BpeModel::merge_in_passes(uint32_t* symbols, uint32_t* merges, size_t n) 
     bool is_best = true;
     while (i < n) {
       if (!is_best || merges[i] != best) {
+        if (kHasTies && merges[i] != best && order<kHasTies>(merges[i]) == rank) is_best = false;
         symbols[end] = symbols[i];
         merges[end++] = merges[i++];
         continue;
       }
       symbols[end] = result;
-      merges[end] = i + 2 < n ? merge_of(result, symbols[i + 2]) : kNoMerge;
+      // Both look-ups are begun before either is waited for.
+      const uint32_t left = end > 0 ? symbols[end - 1] : 0, right = i + 2 < n ? symbols[i + 2] : 0;
+      const uint64_t left_hash = pair_hash(left, result), right_hash = pair_hash(result, right);
+      prefetch_pair(left_hash);
+      prefetch_pair(right_hash);
+      merges[end] = i + 2 < n ? merge_at(right_hash, result, right) : kNoMerge;
       is_best = order<kHasTies>(merges[end]) > rank;
       if (end > 0) {
-        merges[end - 1] = merge_of(symbols[end - 1], result);
+        merges[end - 1] = merge_at(left_hash, left, result);
         is_best &= order<kHasTies>(merges[end - 1]) > rank;
       }
       ++end;
