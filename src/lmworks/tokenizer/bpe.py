@@ -204,7 +204,9 @@ class BPETokenizer(Tokenizer):
         import numpy as np
 
         direct = [text for text, is_needed in zip(texts, needed, strict=True) if not is_needed]
-        found = self._encode_direct(direct, actions, num_threads)
+        found = self._encoder.encode_batch(direct, actions, num_threads)
+        if isinstance(found, int):
+            raise self._forbidden_in(texts, actions)
         arrays = iter(np.split(found[0], found[1][1:-1].astype(np.int64)))
         parts: list[Ids] = [np.empty(0, np.uint32)]
         for i, (text, is_needed) in enumerate(zip(texts, needed, strict=True)):
