@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.storage import write_bytes
-from lmworks.tokenizer import huggingface, sentencepiece, sentencepiece_huggingface, tiktoken
+from lmworks.tokenizer import tiktoken
 from lmworks.tokenizer.base import FORMAT, VERSION, Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte import ByteTokenizer
@@ -29,16 +29,15 @@ from lmworks.tokenizer.schema import (
     is_string,
     optional,
 )
-from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.template import Template
 from lmworks.tokenizer.word import WordTokenizer
 
 Format = Literal["lmworks", "hf", "tiktoken", "sentencepiece", "gguf"]
 
 _KINDS: dict[str, type[Tokenizer]] = {
-    cls.kind: cls
-    for cls in (BPETokenizer, ByteTokenizer, CharTokenizer, SentencePieceTokenizer, WordTokenizer)
+    cls.kind: cls for cls in (BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer)
 }
+"""All but SentencePieceTokenizer, imported on use to keep `import lmworks.tokenizer` quick."""
 _is_flags = Check(
     "an object of lists of flags",
     lambda v: (
@@ -107,6 +106,8 @@ def load(path: str | Path) -> Tokenizer:
 
         return gguf.load(path)
     if path.suffix == ".model":
+        from lmworks.tokenizer import sentencepiece
+
         return sentencepiece.load(path)
     data = _read(path)
     try:
@@ -116,6 +117,8 @@ def load(path: str | Path) -> Tokenizer:
         if value.get("format") == FORMAT:
             return _from_own(value)
         if "model" in value:
+            from lmworks.tokenizer import huggingface
+
             return huggingface.from_json(value)
         raise DataError(
             f'neither our format ("format": "{FORMAT}") nor a Hugging Face tokenizer.json '
@@ -127,11 +130,12 @@ def load(path: str | Path) -> Tokenizer:
 
 def save(tokenizer: Tokenizer, path: str | Path, *, format: Format = "lmworks") -> None:
     """Write a tokenizer in one of the formats, atomically; DataError when it has no such form."""
+    from lmworks.tokenizer import gguf, huggingface, sentencepiece, sentencepiece_huggingface
+    from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
+
     if format == "lmworks":
         tokenizer.save(path)
     elif format == "gguf":
-        from lmworks.tokenizer import gguf
-
         gguf.save(tokenizer, path)
     elif format == "sentencepiece" and isinstance(tokenizer, SentencePieceTokenizer):
         sentencepiece.save(tokenizer, path)
@@ -170,18 +174,26 @@ def parse_json(data: bytes) -> dict[str, Any]:
 # ---- our own format ----
 
 
+def _class_of(kind: str) -> type[Tokenizer]:
+    if kind in _KINDS:
+        return _KINDS[kind]
+    from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
+
+    return SentencePieceTokenizer
+
+
 def _from_own(value: dict[str, Any]) -> Tokenizer:
     version = value.get("version")
     if version != VERSION or isinstance(version, bool):
         raise DataError(f"format version {version!r}; this lmworks reads version {VERSION}")
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"kind={kind!r}; known: {', '.join(sorted(_KINDS))}")
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        raise DataError(f"kind={kind!r}; known: {', '.join(sorted(_FIELDS))}")
     head = {"format": is_string, "version": Check("a number", lambda v: True), "kind": is_string}
     template = value.pop("template", None)
     extra = {key: check for key, check in _OPTIONAL.get(kind, {}).items() if key in value}
     check_fields(value, {**head, **_FIELDS[kind], **extra})
-    tokenizer = _KINDS[kind].from_content({k: v for k, v in value.items() if k not in head})
+    tokenizer = _class_of(kind).from_content({k: v for k, v in value.items() if k not in head})
     tokenizer.template = None if template is None else Template.from_json(template)
     return tokenizer
 

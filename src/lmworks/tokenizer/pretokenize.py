@@ -206,7 +206,7 @@ def from_oniguruma(expression: str) -> str:
     Raises:
         ConfigError: a repeat like {3}+ that has no plain spelling.
     """
-    found = []
+    found: list[str] = []
     depth = 0  # of sets within sets
     i = 0
     while i < len(expression):
