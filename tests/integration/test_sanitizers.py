@@ -15,6 +15,7 @@ SOURCES = {
         "text/boundaries.cpp",
         "text/bpe_[!t]*.cpp",
         "text/char_*.cpp",
+        "text/token_buffer.cpp",
         "text/pretokenize.cpp",
         "text/unicode*.cpp",
         "text/word_ranges.cpp",

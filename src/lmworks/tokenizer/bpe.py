@@ -190,7 +190,7 @@ class BPETokenizer(Tokenizer):
         return self._encode_direct(data, actions, num_threads)
 
     def _encode_direct(
-        self, texts: Sequence[str | bytes], actions: bytes, num_threads: int
+        self, texts: list[str | bytes] | list[bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
         found = self._encoder.encode_batch(texts, actions, num_threads)
         if isinstance(found, int):
