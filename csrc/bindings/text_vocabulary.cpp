@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "lmworks/bpe_model.h"
 #include "lmworks/vocabulary.h"
 
 namespace nb = nanobind;
@@ -26,11 +27,11 @@ TokenList token_list(const nb::bytes& bytes, const OffsetsIn& offsets) {
   return {{bytes.c_str(), bytes.size()}, {offsets.data(), offsets.size()}};
 }
 
-IdsOut to_numpy(std::vector<uint32_t> ids) {
-  auto* const owned = new std::vector<uint32_t>(std::move(ids));
-  const nb::capsule owner(owned,
-                          [](void* p) noexcept { delete static_cast<std::vector<uint32_t>*>(p); });
-  return IdsOut(owned->data(), {owned->size()}, owner);
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T> values) {
+  auto* const owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return {owned->data(), {owned->size()}, owner};
 }
 
 nb::object find_duplicate_tokens(const nb::bytes& bytes, OffsetsIn offsets) {
@@ -65,7 +66,28 @@ nb::tuple merges_from_ranks(const nb::bytes& bytes, OffsetsIn offsets) {
     const nb::gil_scoped_release release;
     recovered = recover_merges(tokens);
   }
-  return nb::make_tuple(nb::cast(to_numpy(std::move(recovered.pairs))), recovered.has_unreachable);
+  return nb::make_tuple(nb::cast(to_numpy(std::move(recovered.merges))), recovered.has_unreachable);
+}
+
+IdsOut splits_of_tokens(const nb::bytes& bytes, OffsetsIn offsets, uint32_t first) {
+  const TokenList tokens = token_list(bytes, offsets);
+  std::vector<uint32_t> merges;
+  {
+    const nb::gil_scoped_release release;
+    merges = all_splits(tokens, first);
+  }
+  return to_numpy(std::move(merges));
+}
+
+nb::object tokens_of_ranks(const nb::bytes& file) {
+  RankFile ranks;
+  {
+    const nb::gil_scoped_release release;
+    ranks = parse_ranks({file.c_str(), file.size()}, kMaxTokens);
+  }
+  if (!ranks.is_right) return nb::none();
+  return nb::make_tuple(nb::bytes(ranks.token_bytes.data(), ranks.token_bytes.size()),
+                        to_numpy(std::move(ranks.token_offsets)));
 }
 
 }  // namespace
@@ -77,5 +99,10 @@ void bind_vocabulary(nb::module_& m) {
         nb::arg("pairs"),
         "(left, right, result) of each merge, flat; or (rank, reason) of one that is wrong.");
   m.def("recover_merges", &merges_from_ranks, nb::arg("token_bytes"), nb::arg("token_offsets"),
-        "Merges (left, right), flat, from ranks = ids; and whether some token has none.");
+        "Merges (left, right, result), flat, from ranks = ids; and whether some token has none.");
+  m.def("all_splits", &splits_of_tokens, nb::arg("token_bytes"), nb::arg("token_offsets"),
+        nb::arg("first"),
+        "(left, right, result), flat, of every split of a token, from `first` on, into two.");
+  m.def("parse_ranks", &tokens_of_ranks, nb::arg("file"),
+        "Token bytes and offsets in a tiktoken file; None when it is not of the usual form.");
 }

@@ -8,7 +8,7 @@
 #include <queue>
 #include <random>
 #include <string>
-#include <tuple>
+#include <utility>
 
 #include "lmworks/special_tokens.h"
 
@@ -64,27 +64,33 @@ uint64_t pair_key(uint32_t left, uint32_t right) { return uint64_t{left} << 32 |
 class TokenIndex {
  public:
   explicit TokenIndex(const TokenList& tokens)
-      : tokens_(tokens), slots_(std::bit_ceil(2 * tokens.size() + 16), kNoToken) {}
+      : tokens_(tokens), slots_(std::bit_ceil(2 * tokens.size() + 16)) {}
 
   // The token with the same bytes that is already there, which then stays; else kNoToken.
   uint32_t insert(uint32_t id) {
-    const std::string_view bytes = tokens_[id];
-    size_t i = hash(bytes) & (slots_.size() - 1);
-    for (; slots_[i] != kNoToken; i = (i + 1) & (slots_.size() - 1)) {
-      if (tokens_[slots_[i]] == bytes) return slots_[i];
-    }
-    slots_[i] = id;
+    const uint64_t h = hash(tokens_[id]);
+    Slot& slot = slots_[place(tokens_[id], h)];
+    if (slot.id != kNoToken) return slot.id;
+    slot = {tag_of(h), id};
     return kNoToken;
   }
-  uint32_t find(std::string_view bytes) const {
-    size_t i = hash(bytes) & (slots_.size() - 1);
-    for (; slots_[i] != kNoToken; i = (i + 1) & (slots_.size() - 1)) {
-      if (tokens_[slots_[i]] == bytes) return slots_[i];
-    }
-    return kNoToken;
-  }
+  uint32_t find(std::string_view bytes) const { return slots_[place(bytes, hash(bytes))].id; }
 
  private:
+  struct Slot {
+    uint32_t tag = 0;  // spares most comparisons of bytes, which are far away
+    uint32_t id = kNoToken;
+  };
+  static uint32_t tag_of(uint64_t h) { return static_cast<uint32_t>(h >> 32); }
+
+  // Where these bytes are, or the free place for them.
+  size_t place(std::string_view bytes, uint64_t h) const {
+    size_t i = h & (slots_.size() - 1);
+    for (; slots_[i].id != kNoToken; i = (i + 1) & (slots_.size() - 1)) {
+      if (slots_[i].tag == tag_of(h) && tokens_[slots_[i].id] == bytes) break;
+    }
+    return i;
+  }
   uint64_t hash(std::string_view bytes) const {
     uint64_t h = seed_ ^ bytes.size();
     size_t at = 0;
@@ -97,143 +103,200 @@ class TokenIndex {
     return mix(h ^ rest, second_seed_ ^ 0xA0761D6478BD642Fu);
   }
   const TokenList& tokens_;
-  std::vector<uint32_t> slots_;
+  std::vector<Slot> slots_;
   uint64_t seed_ = random_seed(), second_seed_ = random_seed();
 };
 
-// Which prefixes of a token are tokens: a trie, each level of it sorted.
-class PrefixTrie {
+// Ids by bytes, asked for by any part of a text in constant time.
+//
+// The hash is the value of the bytes as a polynomial modulo 2^61 - 1 at a secret random point: that
+// of a part follows from those of two prefixes. Two strings of n bytes agree by chance once in
+// 2^61 / n. Hits of up to kMaxVerified bytes are compared too; longer ones are believed, or a file
+// of many long tokens would take quadratic time.
+class PartIndex {
  public:
-  // With `from_the_end`, tokens are read backwards: then prefixes are suffixes.
-  PrefixTrie(const TokenList& tokens, bool from_the_end) : from_the_end_(from_the_end) {
-    std::vector<std::string> reversed;
-    std::vector<std::string_view> keys(tokens.size());
-    std::vector<uint32_t> order;
-    if (from_the_end) reversed.resize(tokens.size());
+  explicit PartIndex(const TokenList& tokens)
+      : tokens_(tokens), slots_(std::bit_ceil(2 * tokens.size() + 16)), mask_(slots_.size() - 1) {
+    size_t longest = 0;
+    for (uint32_t id = 0; id < tokens.size(); ++id) longest = std::max(longest, tokens[id].size());
+    powers_.assign(longest + 1, 1);
+    for (size_t i = 1; i <= longest; ++i) powers_[i] = times(powers_[i - 1], point_);
+    prefixes_.resize(longest + 1);
     for (uint32_t id = 0; id < tokens.size(); ++id) {
-      keys[id] = tokens[id];
-      if (from_the_end) {
-        reversed[id].assign(tokens[id].rbegin(), tokens[id].rend());
-        keys[id] = reversed[id];
-      }
-      if (!keys[id].empty()) order.push_back(id);
-    }
-    std::sort(order.begin(), order.end(),
-              [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-    struct Range {
-      size_t begin, end, depth;
-    };
-    std::vector<Range> ranges{{0, order.size(), 0}};
-    nodes_.resize(1);
-    for (size_t n = 0; n < nodes_.size(); ++n) {
-      auto [k, end, depth] = ranges[n];
-      while (k < end && keys[order[k]].size() == depth) nodes_[n].token = order[k++];
-      nodes_[n].first_child = static_cast<uint32_t>(nodes_.size());
-      while (k < end) {
-        const char byte = keys[order[k]][depth];
-        size_t next = k + 1;
-        while (next < end && keys[order[next]][depth] == byte) ++next;
-        nodes_.push_back({0, 0, kNoToken, static_cast<uint8_t>(byte)});
-        ranges.push_back({k, next, depth + 1});
-        ++nodes_[n].num_children;
-        k = next;
-      }
+      const std::string_view bytes = tokens[id];
+      if (bytes.empty()) continue;
+      uint64_t hash = 0;
+      for (const char c : bytes) hash = extend(hash, c);
+      size_t i = hash & mask_;
+      while (slots_[i].id != kNoToken) i = (i + 1) & mask_;
+      slots_[i] = {hash, id};
     }
   }
 
-  // out[i] = the token that the first (or last) i bytes of `token` are, or kNoToken.
-  void walk(std::string_view token, std::vector<uint32_t>& out) const {
-    out.assign(token.size() + 1, kNoToken);
-    uint32_t node = 0;
-    for (size_t i = 0; i < token.size(); ++i) {
-      node = child_of(node, static_cast<uint8_t>(token[from_the_end_ ? token.size() - 1 - i : i]));
-      out[i + 1] = nodes_[node].token;
+  // The text that `find` is about, no longer than the longest token.
+  void set_text(std::string_view text) {
+    text_ = text;
+    for (size_t i = 0; i < text.size(); ++i) prefixes_[i + 1] = extend(prefixes_[i], text[i]);
+  }
+
+  // The token that the bytes from `begin` to `end` are, or kNoToken.
+  uint32_t find(size_t begin, size_t end) const {
+    const uint64_t hash =
+        reduce(prefixes_[end] + (kPrime - times(prefixes_[begin], powers_[end - begin])));
+    for (size_t i = hash & mask_; slots_[i].id != kNoToken; i = (i + 1) & mask_) {
+      if (slots_[i].hash != hash) continue;
+      const std::string_view found = tokens_[slots_[i].id];
+      if (found.size() != end - begin) continue;
+      if (found.size() > kMaxVerified || found == text_.substr(begin, end - begin)) {
+        return slots_[i].id;
+      }
     }
+    return kNoToken;
   }
 
  private:
-  struct Node {
-    uint32_t first_child = 0;
-    uint16_t num_children = 0;
-    uint32_t token = kNoToken;
-    uint8_t byte = 0;
+  static constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+  static constexpr size_t kMaxVerified = 64;
+  struct Slot {
+    uint64_t hash = 0;
+    uint32_t id = kNoToken;
   };
-  uint32_t child_of(uint32_t n, uint8_t byte) const {
-    uint32_t low = nodes_[n].first_child;
-    for (uint32_t size = nodes_[n].num_children; size > 1;) {
-      const uint32_t half = size / 2;
-      if (nodes_[low + half].byte <= byte) low += half;
-      size -= half;
-    }
-    return low;  // the token is in the trie
+  static uint64_t reduce(uint64_t a) { return a >= kPrime ? a - kPrime : a; }
+  static uint64_t times(uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return reduce((static_cast<uint64_t>(product) & kPrime) + static_cast<uint64_t>(product >> 61));
   }
-  bool from_the_end_;
-  std::vector<Node> nodes_;
+  // A byte counts as itself plus one, so that leading zeros count.
+  uint64_t extend(uint64_t hash, char c) const {
+    return reduce(times(hash, point_) + static_cast<uint8_t>(c) + 1);
+  }
+
+  const TokenList& tokens_;
+  std::vector<Slot> slots_;
+  size_t mask_;
+  uint64_t point_ = random_seed() % (kPrime - 1024) + 512;
+  std::vector<uint64_t> powers_, prefixes_;
+  std::string_view text_;
 };
 
 // Merges one token with ranks below its own.
 class TokenMerger {
  public:
-  explicit TokenMerger(const PairTable& rank_of) : rank_of_(rank_of) {}
+  explicit TokenMerger(const TokenList& tokens) : index_(tokens), byte_pairs_(1 << 16, kNoToken) {
+    std::fill_n(byte_token_, 256, kNoToken);
+    for (uint32_t id = 0; id < tokens.size(); ++id) {
+      if (tokens[id].size() == 1) byte_token_[static_cast<uint8_t>(tokens[id][0])] = id;
+    }
+    for (uint32_t id = 0; id < tokens.size(); ++id) {
+      const std::string_view token = tokens[id];
+      if (token.size() != 2 || byte(token[0]) == kNoToken || byte(token[1]) == kNoToken) continue;
+      byte_pairs_[place(token[0], token[1])] = id;
+    }
+  }
 
-  // Leaves the parts in `parts`: stops at two.
-  void run(std::string_view token, uint32_t limit, const uint32_t* byte_token,
-           std::vector<uint32_t>& parts) {
-    parts.clear();
-    for (const char c : token) parts.push_back(byte_token[static_cast<uint8_t>(c)]);
-    if (parts.size() > kMaxScan) return run_long(limit, parts);
-    while (parts.size() > 2) {
-      uint32_t best = limit;
+  struct Part {
+    uint32_t begin = 0;  // it ends where the next one begins
+    uint32_t token = kNoToken;
+    uint32_t rank = kNoToken;  // of it with the next one
+  };
+
+  // The parts that are left when no two neighbours make a token below `limit`, or when there are
+  // but two parts; one more part marks their end.
+  const std::vector<Part>& run(std::string_view token, uint32_t limit) {
+    const uint32_t size = static_cast<uint32_t>(token.size());
+    index_.set_text(token);
+    parts_.resize(size + 1);
+    for (uint32_t i = 0; i < size; ++i) {
+      parts_[i] = {i, byte(token[i]),
+                   i + 1 < size ? byte_pairs_[place(token[i], token[i + 1])] : kNoToken};
+    }
+    parts_[size] = {size, kNoToken, kNoToken};
+    if (size > kMaxScan) {
+      run_long(limit);
+      return parts_;
+    }
+    while (parts_.size() > 3) {
       size_t at = 0;
-      for (size_t i = 0; i + 1 < parts.size(); ++i) {
-        const uint32_t rank = rank_of_.find(pair_key(parts[i], parts[i + 1]));
-        if (rank < best) best = rank, at = i;
+      for (size_t i = 1; i + 2 < parts_.size(); ++i) {
+        if (parts_[i].rank < parts_[at].rank) at = i;
       }
-      if (best == limit) break;
-      parts[at] = best;
-      parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+      if (parts_[at].rank >= limit) break;
+      parts_[at].token = parts_[at].rank;
+      parts_.erase(parts_.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+      parts_[at].rank =
+          rank_of(parts_[at], parts_[at + 1], parts_[at + 1 + (at + 2 < parts_.size())]);
+      if (at > 0) parts_[at - 1].rank = rank_of(parts_[at - 1], parts_[at], parts_[at + 1]);
+    }
+    return parts_;
+  }
+
+  // Every pair of tokens that `token`, the last that was run, can be split into.
+  template <typename Visit>
+  void for_splits(size_t size, Visit&& visit) const {
+    for (size_t i = 1; i < size; ++i) {
+      const uint32_t left = index_.find(0, i);
+      if (left == kNoToken) continue;
+      const uint32_t right = index_.find(i, size);
+      if (right != kNoToken) visit(left, right);
     }
   }
 
  private:
   static constexpr size_t kMaxScan = 32;
+  static size_t place(char a, char b) {
+    return size_t{static_cast<uint8_t>(a)} << 8 | static_cast<uint8_t>(b);
+  }
+  uint32_t byte(char c) const { return byte_token_[static_cast<uint8_t>(c)]; }
+
+  // Of two neighbours, the second of which ends where `after` begins.
+  uint32_t rank_of(const Part& left, const Part& right, const Part& after) const {
+    if (left.token == kNoToken || right.token == kNoToken) return kNoToken;
+    return index_.find(left.begin, after.begin);
+  }
 
   // A heap of (rank, place) over a linked list; an entry counts while both its parts still stand.
-  void run_long(uint32_t limit, std::vector<uint32_t>& parts) {
-    const uint32_t size = static_cast<uint32_t>(parts.size());
-    std::vector<uint32_t> next(size), previous(size);
+  void run_long(uint32_t limit) {
+    const uint32_t size = static_cast<uint32_t>(parts_.size()) - 1;
+    std::vector<uint32_t> next(size + 1), previous(size);
     std::iota(next.begin(), next.end(), 1);
-    std::iota(previous.begin(), previous.end(), kNoToken);             // the first has none
-    using Entry = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>;  // rank, at, left, right
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> heap;
-    const auto push = [&](uint32_t at) {
-      if (next[at] >= size) return;
-      const uint32_t left = parts[at], right = parts[next[at]];
-      const uint32_t rank = rank_of_.find(pair_key(left, right));
-      if (rank < limit) heap.emplace(rank, at, left, right);
+    next[size] = size;
+    std::iota(previous.begin(), previous.end(), kNoToken);  // the first has none
+    using Entry = std::pair<uint32_t, uint32_t>;            // rank, at
+    std::vector<Entry> entries;
+    for (uint32_t i = 0; i < size; ++i) {
+      if (parts_[i].rank < limit) entries.emplace_back(parts_[i].rank, i);
+    }
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> heap(std::greater<>(),
+                                                                        std::move(entries));
+    const auto update = [&](uint32_t at) {
+      const Part& right = parts_[next[at]];
+      parts_[at].rank = rank_of(parts_[at], right, parts_[next[next[at]]]);
+      if (parts_[at].rank < limit) heap.emplace(parts_[at].rank, at);
     };
-    for (uint32_t i = 0; i < size; ++i) push(i);
     uint32_t num_parts = size;
-    std::vector<bool> is_gone(size);
     while (!heap.empty() && num_parts > 2) {
-      const auto [rank, at, left, right] = heap.top();
+      const auto [rank, at] = heap.top();
       heap.pop();
-      if (is_gone[at] || parts[at] != left || next[at] >= size || parts[next[at]] != right)
-        continue;
+      if (parts_[at].rank != rank) continue;  // it is gone, or a neighbour has changed
       const uint32_t gone = next[at];
-      is_gone[gone] = true;
-      parts[at] = rank;
+      parts_[gone].rank = kNoToken;
+      parts_[at].token = rank;
       next[at] = next[gone];
       if (next[at] < size) previous[next[at]] = at;
       --num_parts;
-      push(at);
-      if (at != 0) push(previous[at]);
+      update(at);
+      if (at != 0) update(previous[at]);
     }
-    std::vector<uint32_t> left;
-    for (uint32_t i = 0; i < size; i = next[i]) left.push_back(parts[i]);
-    parts = std::move(left);
+    std::vector<Part> left;
+    for (uint32_t i = 0; i < size; i = next[i]) left.push_back(parts_[i]);
+    left.push_back(parts_[size]);
+    parts_ = std::move(left);
   }
-  const PairTable& rank_of_;
+
+  PartIndex index_;
+  std::vector<uint32_t> byte_pairs_;
+  uint32_t byte_token_[256];
+  std::vector<Part> parts_;
 };
 
 }  // namespace
@@ -281,50 +344,39 @@ MergeTable merge_table(const TokenList& tokens, std::span<const uint32_t> pairs)
 }
 
 RecoveredMerges recover_merges(const TokenList& tokens) {
-  uint32_t byte_token[256];
-  std::fill_n(byte_token, 256, kNoToken);
-  size_t num_splits = 0;
-  for (uint32_t id = 0; id < tokens.size(); ++id) {
-    if (tokens[id].size() == 1) byte_token[static_cast<uint8_t>(tokens[id][0])] = id;
-    if (tokens[id].size() > 1) num_splits += tokens[id].size() - 1;
-  }
-  const PrefixTrie prefixes(tokens, false), suffixes(tokens, true);
-  std::vector<uint32_t> first, last;
-  std::vector<uint64_t> splits;  // of all tokens into two
-  std::vector<size_t> splits_end;
-  for (uint32_t id = 0; id < tokens.size(); ++id) {
-    const std::string_view token = tokens[id];
-    if (token.size() > 1) {
-      prefixes.walk(token, first);
-      suffixes.walk(token, last);
-      for (size_t i = 1; i < token.size(); ++i) {
-        const uint32_t left = first[i], right = last[token.size() - i];
-        if (left != kNoToken && right != kNoToken) splits.push_back(pair_key(left, right));
-      }
-    }
-    splits_end.push_back(splits.size());
-  }
-  PairTable rank_of(splits.size());
-  for (uint32_t id = 0, k = 0; id < tokens.size(); ++id) {
-    for (; k < splits_end[id]; ++k) rank_of.insert(splits[k], id);
-  }
   RecoveredMerges result;
-  TokenMerger merger(rank_of);
-  std::vector<uint32_t> parts;
+  TokenMerger merger(tokens);
   for (uint32_t id = 0; id < tokens.size(); ++id) {
     if (tokens[id].size() < 2) continue;
-    merger.run(tokens[id], id, byte_token, parts);
-    if (parts.size() == 2 && parts[0] != kNoToken && parts[1] != kNoToken) {
-      result.pairs.insert(result.pairs.end(), {parts[0], parts[1]});
+    const auto& parts = merger.run(tokens[id], id);
+    const auto add = [&](uint32_t left, uint32_t right) {
+      result.merges.insert(result.merges.end(), {left, right, id});
+    };
+    if (parts.size() == 3 && parts[0].token != kNoToken && parts[1].token != kNoToken) {
+      add(parts[0].token, parts[1].token);
       continue;
     }
     result.has_unreachable = true;
-    for (size_t k = id == 0 ? 0 : splits_end[id - 1]; k < splits_end[id]; ++k) {
-      result.pairs.insert(result.pairs.end(), {static_cast<uint32_t>(splits[k] >> 32),
-                                               static_cast<uint32_t>(splits[k])});
-    }
+    merger.for_splits(tokens[id].size(), add);
   }
   return result;
+}
+
+std::vector<uint32_t> all_splits(const TokenList& tokens, uint32_t first) {
+  PartIndex index(tokens);
+  std::vector<uint32_t> merges;
+  for (uint32_t id = first; id < tokens.size(); ++id) {
+    const std::string_view token = tokens[id];
+    index.set_text(token);
+    for (size_t i = 1; i < token.size(); ++i) {
+      if ((static_cast<uint8_t>(token[i]) & 0xC0) == 0x80) continue;
+      const uint32_t left = index.find(0, i);
+      if (left == kNoToken) continue;
+      const uint32_t right = index.find(i, token.size());
+      if (right != kNoToken) merges.insert(merges.end(), {left, right, id});
+    }
+  }
+  return merges;
 }
 
 }  // namespace lmworks

@@ -2,10 +2,11 @@
 // Checks and completes vocabularies as files give them: token bytes by id, merges as pairs of ids.
 //
 // Files come from strangers, so every step is linear in the bytes of the tokens, up to a logarithm:
-// hashes are seeded, and tokens are split by walking tries of their prefixes and suffixes.
+// hashes are seeded, and those of all parts of a token follow from those of its prefixes.
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -42,7 +43,7 @@ struct MergeTable {
 MergeTable merge_table(const TokenList& tokens, std::span<const uint32_t> pairs);
 
 struct RecoveredMerges {
-  std::vector<uint32_t> pairs;  // left, right; in rank order
+  std::vector<uint32_t> merges;  // left, right, result; in rank order
   bool has_unreachable = false;
 };
 
@@ -53,5 +54,20 @@ struct RecoveredMerges {
 // token is unreachable from its bytes alone, but two parts may still meet inside a longer piece:
 // then every split into two tokens is a merge.
 RecoveredMerges recover_merges(const TokenList& tokens);
+
+// (left, right, result) of every way to split a token, from `first` on, between two of its UTF-8
+// characters into two tokens.
+std::vector<uint32_t> all_splits(const TokenList& tokens, uint32_t first);
+
+struct RankFile {
+  std::string token_bytes;
+  std::vector<uint64_t> token_offsets;  // by rank; one more than ranks
+  bool is_right = true;
+};
+
+// The tokens in a tiktoken file: lines of base64, white space and a rank, as such files are
+// written. Not right when any line is of another form, a rank is there twice or is `max_tokens` or
+// more.
+RankFile parse_ranks(std::string_view file, size_t max_tokens);
 
 }  // namespace lmworks

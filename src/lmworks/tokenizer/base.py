@@ -20,6 +20,7 @@ from lmworks.base.storage import write_text
 from lmworks.tokenizer.special import SpecialSet, SpecialTokens, TokenFlags
 from lmworks.tokenizer.stream import StreamDecoder, check_is_several, encode_each, encode_stream
 from lmworks.tokenizer.template import Template
+from lmworks.tokenizer.token_table import pack_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -512,16 +513,6 @@ def _utf8(text: str | bytes) -> str | bytes:
 def to_text(text: bytes) -> str:
     """The text that `text` encodes, with U+FFFD for what is not UTF-8."""
     return text.decode("utf-8", "replace")
-
-
-def pack_tokens(tokens: Iterable[bytes]) -> "tuple[bytes, NDArray[np.uint64]]":
-    """All tokens in a row and the place of each, one more place than tokens (native format)."""
-    import numpy as np
-
-    tokens = list(tokens)
-    offsets = np.zeros(len(tokens) + 1, np.uint64)
-    np.cumsum([len(t) for t in tokens], out=offsets[1:])
-    return b"".join(tokens), offsets
 
 
 def _restore(

@@ -7,16 +7,18 @@ none applies. The work is native: csrc/text/bpe_encode*.cpp. Training is in trai
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.tokenizer.base import Tokenizer, pack_tokens, to_bytes
+from lmworks.tokenizer.base import Tokenizer, to_bytes
 from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.preprocess import Preprocessor, Unknown
-from lmworks.tokenizer.readable import bytes_to_readable, readable_to_bytes
+from lmworks.tokenizer.readable import all_readable_to_bytes, bytes_to_readable
 from lmworks.tokenizer.special import SpecialSet, TokenFlags
+from lmworks.tokenizer.token_table import TokenTable, pack_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +39,8 @@ class BPETokenizer(Tokenizer):
 
     def __init__(
         self,
-        tokens: Sequence[bytes | None],
-        merges: Sequence[tuple[int, int]],
+        tokens: Sequence[bytes | None] | TokenTable,
+        merges: "Sequence[tuple[int, int]] | NDArray[np.uint32]",
         *,
         pattern: str,
         special_tokens: Mapping[str, int],
@@ -53,7 +55,8 @@ class BPETokenizer(Tokenizer):
 
         Args:
             tokens: bytes by token id; None where an id is unused or a special token's.
-            merges: (left id, right id) in rank order; the joined bytes must be a token.
+            merges: (left id, right id) in rank order; the joined bytes must be a token. An array
+                of rows (left id, right id, id of the joined bytes) is not checked again.
             pattern: name of the pre-tokenizer pattern, or any regular expression of the `regex`
                 package (pretokenize.py); "none": tokens may be anywhere in the text.
             special_tokens: text -> id, outside of `tokens` or that of the token of these bytes.
@@ -70,14 +73,15 @@ class BPETokenizer(Tokenizer):
         pattern = _checked_pattern(pattern)
         if isinstance(normalizer, str):
             normalizer = Normalizer.from_json(normalizer)
-        blob, offsets = pack_tokens(t or b"" for t in tokens)
-        missing = _check_tokens(tokens, blob, offsets)
+        table = tokens if isinstance(tokens, TokenTable) else TokenTable.of(tokens)
+        _check_tokens(table)
+        missing = table.missing_bytes()
         _check_missing(missing, unknown, ignore_merges)
-        _check_special_ids(tokens, {**special_tokens, **(added_tokens or {})})
+        _check_special_ids(table, {**special_tokens, **(added_tokens or {})})
         super().__init__(special_tokens, added_tokens, token_flags, normalizer)
         self.pattern = pattern
-        self.tokens: tuple[bytes | None, ...] = tuple(tokens)
-        self.merges: tuple[tuple[int, int], ...] = tuple(merges)
+        self._table = table
+        self._merges = _merge_table(table, merges)
         self.ignore_merges = ignore_merges
         self.normalizer = normalizer
         self.add_prefix_space = add_prefix_space
@@ -86,9 +90,9 @@ class BPETokenizer(Tokenizer):
             _text.BpeEncoder,
             pattern=pattern if pattern in _text.PATTERNS else NO_PATTERN,
             ignore_merges=ignore_merges,
-            token_bytes=blob,
-            token_offsets=offsets,
-            merges=_merge_table(self.tokens, self.merges, blob, offsets),
+            token_bytes=table.token_bytes,
+            token_offsets=table.offsets,
+            merges=self._merges.reshape(-1),
             specials=self._specials.splitter,
             special_ids=self._specials.ids,
         )
@@ -151,14 +155,25 @@ class BPETokenizer(Tokenizer):
         specials = {name: len(tokens) + i for i, name in enumerate(special_tokens)}
         return cls(tokens, pairs, pattern=pattern, special_tokens=specials)
 
+    @cached_property
+    def tokens(self) -> tuple[bytes | None, ...]:
+        """Bytes by token id; None where an id is unused or a special token's."""
+        return tuple(self._table)
+
+    @cached_property
+    def merges(self) -> tuple[tuple[int, int], ...]:
+        """(left id, right id) in rank order."""
+        return tuple(zip(*self._merges[:, :2].T.tolist(), strict=True))
+
     @property
     def vocab_size(self) -> int:
-        return max([len(self.tokens), *(i + 1 for i in self._specials.ids)])
+        return max([len(self._table), *(i + 1 for i in self._specials.ids)])
 
     @property
     def merged_bytes(self) -> list[tuple[bytes, bytes]]:
         """The merges as pairs of byte strings."""
-        return [(self.tokens[a] or b"", self.tokens[b] or b"") for a, b in self.merges]
+        tokens = self.tokens
+        return [(tokens[a] or b"", tokens[b] or b"") for a, b in self.merges]
 
     # ---- encoding: one native call instead of the generic way ----
 
@@ -255,6 +270,21 @@ class BPETokenizer(Tokenizer):
         cut = self._steps.stream_cut(first, second, actions)
         return first[:cut], first[cut:] + second
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = {
+            "tokens": self._table,
+            "merges": self._merges,
+            "pattern": self.pattern,
+            "special_tokens": self._specials.special,
+            "added_tokens": self._specials.added,
+            "ignore_merges": self.ignore_merges,
+            "normalizer": self.normalizer,
+            "token_flags": self._specials.flags,
+            "add_prefix_space": self.add_prefix_space,
+            "unknown": self.unknown,
+        }
+        return _restore, (arguments, self._settings())
+
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
         if self._max_cache_slots != MAX_CACHE_SLOTS:
@@ -264,8 +294,8 @@ class BPETokenizer(Tokenizer):
     # ---- decoding, content ----
 
     def token_bytes(self, token_id: int) -> bytes:
-        if 0 <= token_id < len(self.tokens):
-            token = self.tokens[token_id]
+        if 0 <= token_id < len(self._table):
+            token = self._table[token_id]
             if token is not None:
                 return token
         if token_id in self._specials.name_of:
@@ -274,11 +304,24 @@ class BPETokenizer(Tokenizer):
         raise AssertionError("unreachable")
 
     def all_token_bytes(self) -> list[bytes]:
-        table = [token or b"" for token in self.tokens]
+        table = [token or b"" for token in self._table]
         table += [b""] * (self.vocab_size - len(table))
         for token_id, name in self._specials.name_of.items():
             table[token_id] = table[token_id] or name
         return table
+
+    def _tokens_in_a_row(self) -> "tuple[bytes, NDArray[np.uint64]]":
+        size = len(self._table)
+        name_of = self._specials.name_of
+        if self._token_table is None and not any(token_id < size for token_id in name_of):
+            import numpy as np
+
+            row, offsets = self._table.token_bytes, self._table.offsets
+            names, places = pack_tokens(
+                name_of.get(token_id, b"") for token_id in range(size, self.vocab_size)
+            )
+            self._token_table = row + names, np.concatenate([offsets, offsets[-1] + places[1:]])
+        return super()._tokens_in_a_row()
 
     def content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
@@ -287,8 +330,8 @@ class BPETokenizer(Tokenizer):
             "ignore_merges": self.ignore_merges,
             "special_tokens": self._specials.special,
             "added_tokens": self._specials.added,
-            "tokens": [None if t is None else bytes_to_readable(t) for t in self.tokens],
-            "merges": [list(pair) for pair in self.merges],
+            "tokens": [None if t is None else bytes_to_readable(t) for t in self._table],
+            "merges": self._merges[:, :2].tolist(),
         }
         # Keys that are left out at their default, so that fingerprints of old files stay.
         if self._specials.flags:
@@ -302,8 +345,8 @@ class BPETokenizer(Tokenizer):
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "BPETokenizer":
         return cls(
-            [None if t is None else readable_to_bytes(t) for t in content["tokens"]],
-            [(a, b) for a, b in content["merges"]],
+            all_readable_to_bytes(content["tokens"]),
+            content["merges"],
             pattern=content["pattern"],
             special_tokens=content["special_tokens"],
             added_tokens=content["added_tokens"],
@@ -318,6 +361,14 @@ class BPETokenizer(Tokenizer):
         )
 
 
+def _restore(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> BPETokenizer:
+    """What unpickling calls: spares the spelling of tokens and the check of merges."""
+    tokenizer = BPETokenizer(**arguments)
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
 def _checked_pattern(pattern: str) -> str:
     """The pattern's own name or expression; DataError when it is neither."""
     if pattern in _text.PATTERNS or pattern == NO_PATTERN:
@@ -330,19 +381,13 @@ def _checked_pattern(pattern: str) -> str:
         raise DataError(str(err)) from None
 
 
-def _check_tokens(
-    tokens: Sequence[bytes | None], blob: bytes, offsets: "NDArray[np.uint64]"
-) -> bytes:
-    """No token is empty or there twice; returns the bytes that are no tokens of their own."""
-    if len(tokens) >= _text.MAX_TOKENS:
-        raise DataError(f"{len(tokens)} tokens; fewer than {_text.MAX_TOKENS} are possible")
-    if b"" in tokens:
-        raise DataError(f"token {tokens.index(b'')} is empty; a token has at least one byte")
-    twice = _text.find_duplicate_tokens(blob, offsets)
+def _check_tokens(table: TokenTable) -> None:
+    """There are not too many tokens, and none is there twice."""
+    if len(table) >= _text.MAX_TOKENS:
+        raise DataError(f"{len(table)} tokens; fewer than {_text.MAX_TOKENS} are possible")
+    twice = _text.find_duplicate_tokens(table.token_bytes, table.offsets)
     if twice is not None:
-        raise DataError(f"tokens {twice[0]} and {twice[1]} are both {tokens[twice[0]]!r}; keep one")
-    single = {token for token in tokens if token is not None and len(token) == 1}
-    return bytes(b for b in range(256) if bytes([b]) not in single)
+        raise DataError(f"tokens {twice[0]} and {twice[1]} are both {table[twice[0]]!r}; keep one")
 
 
 def _check_missing(missing: bytes, unknown: Unknown | None, ignore_merges: bool) -> None:
@@ -357,7 +402,7 @@ def _check_missing(missing: bytes, unknown: Unknown | None, ignore_merges: bool)
         raise DataError("ignore_merges is not supported in a vocabulary that lacks some bytes")
 
 
-def _check_special_ids(tokens: Sequence[bytes | None], specials: Mapping[str, int]) -> None:
+def _check_special_ids(tokens: TokenTable, specials: Mapping[str, int]) -> None:
     """Special tokens have ids of their own, or that of the token with the same bytes."""
     owner: dict[int, str] = {}
     for name, token_id in specials.items():
@@ -376,29 +421,32 @@ def _check_special_ids(tokens: Sequence[bytes | None], specials: Mapping[str, in
 
 
 def _merge_table(
-    tokens: Sequence[bytes | None],
-    merges: Sequence[tuple[int, int]],
-    blob: bytes,
-    offsets: "NDArray[np.uint64]",
+    table: TokenTable, merges: "Sequence[tuple[int, int]] | NDArray[np.uint32]"
 ) -> "NDArray[np.uint32]":
-    """(left, right, result) ids of each merge, flat; checks that each of them is a token."""
+    """(left, right, result) ids of each merge [M, 3]; checks that each of them is a token."""
     import numpy as np
 
     if len(merges) > _text.MAX_MERGES:
         raise DataError(f"{len(merges)} merges; at most {_text.MAX_MERGES} are possible")
-    try:
-        pairs = np.array(merges, np.uint32).reshape(-1)
-    except (OverflowError, ValueError):
-        rank = next(r for r, pair in enumerate(merges) if not all(0 <= i < 1 << 32 for i in pair))
-        raise DataError(f"merge {rank} joins ids {merges[rank]}, not both tokens") from None
-    found = _text.merge_table(blob, offsets, pairs)
+    if isinstance(merges, np.ndarray):
+        if merges.shape[1] == 3:
+            return merges
+        pairs = np.ascontiguousarray(merges, np.uint32).reshape(-1)
+    else:
+        try:
+            pairs = np.fromiter(chain.from_iterable(merges), np.uint32, 2 * len(merges))
+        except (OverflowError, ValueError):
+            rank = next(r for r, ids in enumerate(merges) if not all(0 <= i < 1 << 32 for i in ids))
+            ids = tuple(merges[rank])
+            raise DataError(f"merge {rank} joins ids {ids}, not both tokens") from None
+    found = _text.merge_table(table.token_bytes, table.offsets, pairs)
     if not isinstance(found, tuple):
-        return found
+        return found.reshape(-1, 3)
     rank, reason = found
-    ids = merges[rank]
+    left_id, right_id = map(int, merges[rank])
     if reason == "no part":
-        raise DataError(f"merge {rank} joins ids {ids[0]} and {ids[1]}, not both tokens")
-    left, right = tokens[ids[0]] or b"", tokens[ids[1]] or b""
+        raise DataError(f"merge {rank} joins ids {left_id} and {right_id}, not both tokens")
+    left, right = table[left_id] or b"", table[right_id] or b""
     if reason == "no result":
         raise DataError(f"merge {rank} makes {left + right!r}, which is not a token")
     raise DataError(f"merge {rank} ({left!r} + {right!r}) is given twice; keep one")

@@ -22,7 +22,11 @@ def _letters() -> list[str]:
 
 
 LETTERS: Final = _letters()
-_BYTES: Final = {ord(letter): byte for byte, letter in enumerate(LETTERS)}
+_TO_LATIN1: Final = {
+    **dict.fromkeys(range(256), 0xFFFF),
+    **{ord(letter): byte for byte, letter in enumerate(LETTERS)},
+}
+"""Letter -> byte as Latin-1, for str.translate; what spells no byte leaves Latin-1."""
 
 
 def to_letters(token: bytes) -> str:
@@ -33,8 +37,8 @@ def to_letters(token: bytes) -> str:
 def from_letters(text: str, where: str) -> bytes:
     """Inverse of `to_letters`; DataError, beginning with `where`, when a letter spells no byte."""
     try:
-        return bytes([_BYTES[ord(letter)] for letter in text])
-    except KeyError as err:
+        return text.translate(_TO_LATIN1).encode("latin-1")
+    except UnicodeEncodeError as err:
         raise DataError(
-            f"{where}: {text!r:.60} holds {chr(err.args[0])!r}, which spells no byte"
+            f"{where}: {text!r:.60} holds {text[err.start]!r}, which spells no byte"
         ) from None

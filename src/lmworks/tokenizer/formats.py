@@ -7,6 +7,7 @@ is in them, the outcome is a tokenizer or a DataError that says what is wrong, w
 be right.
 """
 
+import gc
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,8 @@ from lmworks.tokenizer.schema import (
     is_bool,
     is_id_map,
     is_list_of,
-    is_pair,
+    is_list_of_pairs,
+    is_list_of_texts,
     is_string,
     optional,
 )
@@ -58,8 +60,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "ignore_merges": is_bool,
         "special_tokens": is_id_map,
         "added_tokens": is_id_map,
-        "tokens": is_list_of(optional(is_string)),
-        "merges": is_list_of(is_pair),
+        "tokens": is_list_of_texts,
+        "merges": is_list_of_pairs,
     },
     "byte": {"special_tokens": is_list_of(is_string)},
     "char": {"special_tokens": is_list_of(is_string), "chars": is_string},
@@ -71,9 +73,9 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "special_tokens": is_id_map,
         "added_tokens": is_id_map,
         "types": is_string,
-        "pieces": is_list_of(optional(is_string)),
+        "pieces": is_list_of_texts,
         "scores": optional(is_list_of(_is_number)),
-        "merges": optional(is_list_of(is_pair)),
+        "merges": optional(is_list_of_pairs),
     },
     "word": {
         "pattern": is_string,
@@ -154,6 +156,9 @@ def save(tokenizer: Tokenizer, path: str | Path, *, format: Format = "lmworks") 
 
 def parse_json(data: bytes) -> dict[str, Any]:
     """A JSON object; DataError for anything else, a repeated key, NaN or absurd nesting."""
+    # JSON values hold no cycles, and looking for some takes as long as the parsing.
+    is_collecting = gc.isenabled()
+    gc.disable()
     try:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant
@@ -166,6 +171,9 @@ def parse_json(data: bytes) -> dict[str, Any]:
         raise
     except ValueError as err:
         raise DataError(f"not valid JSON ({err})") from None
+    finally:
+        if is_collecting:
+            gc.enable()
     if not isinstance(value, dict):
         raise DataError(f"expected a JSON object, got {type(value).__name__}")
     return value

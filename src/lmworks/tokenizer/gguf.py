@@ -26,6 +26,7 @@ from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
 from lmworks.tokenizer.sentencepiece_text import TextRules
 from lmworks.tokenizer.sentencepiece_vocabulary import PieceType, Vocabulary
 from lmworks.tokenizer.template import Template, TemplateItem
+from lmworks.tokenizer.token_table import TokenTable
 
 _GGML: Final = "tokenizer.ggml."
 _HUGGING_FACE: Final = "tokenizer.huggingface.json"
@@ -145,14 +146,14 @@ def _byte_level(pairs: Mapping[str, Value]) -> BPETokenizer:
             tokens[token_id] = from_letters(text, f"token {token_id}")
     while tokens and tokens[-1] is None:
         tokens.pop()
-    id_of = {token: i for i, token in enumerate(tokens) if token is not None}
+    table = TokenTable.of(tokens)
+    id_of = {texts[i]: i for i, token in enumerate(tokens) if token is not None}
     entries = _list(pairs, "merges", str, "text")
-    merges = [_merge(entry, rank, id_of) for rank, entry in enumerate(entries)]
     # llama.cpp leaves out what has no token.
-    unknown = None if all(bytes([b]) in id_of for b in range(256)) else Unknown()
+    unknown = Unknown() if table.missing_bytes() else None
     return BPETokenizer(
-        tokens,
-        merges,
+        table,
+        [_merge(entry, rank, id_of) for rank, entry in enumerate(entries)],
         pattern=pre.pattern,
         special_tokens=special,
         added_tokens=added,
@@ -161,10 +162,10 @@ def _byte_level(pairs: Mapping[str, Value]) -> BPETokenizer:
     )
 
 
-def _merge(entry: str, rank: int, id_of: Mapping[bytes, int]) -> tuple[int, int]:
-    parts = entry.split(" ")
-    ids = [id_of.get(from_letters(part, f"merge {rank}")) for part in parts]
+def _merge(entry: str, rank: int, id_of: Mapping[str, int]) -> tuple[int, int]:
+    ids = [id_of.get(part) for part in entry.split(" ")]
     if len(ids) != 2 or ids[0] is None or ids[1] is None:
+        from_letters(entry.replace(" ", ""), f"merge {rank}")
         raise DataError(f"merge {rank}={entry!r:.60} is not two tokens with a space between")
     return ids[0], ids[1]
 
@@ -208,10 +209,12 @@ def _tokens(pairs: Mapping[str, Value]) -> tuple[list[str], list[PieceType]]:
     numbers = _list(pairs, "token_type", int, "whole numbers")
     if len(numbers) != len(texts):
         raise DataError(f"{_GGML}token_type has {len(numbers)} items for {len(texts)} tokens")
-    for token_id, number in enumerate(numbers):
-        if not 1 <= number <= len(PieceType):
-            raise DataError(f"token {token_id} is of type {number}; types are 1 to 6")
-    return texts, [PieceType(number) for number in numbers]
+    kinds = {int(kind): kind for kind in PieceType}
+    try:
+        return texts, [kinds[number] for number in numbers]
+    except KeyError:
+        token_id, number = next((i, n) for i, n in enumerate(numbers) if n not in kinds)
+        raise DataError(f"token {token_id} is of type {number}; types are 1 to 6") from None
 
 
 def _special_ids(pairs: Mapping[str, Value]) -> dict[str, int]:

@@ -4,6 +4,7 @@ Used in our tokenizer files, where `" the"` should look like that and any bytes 
 """
 
 import re
+from collections.abc import Sequence
 
 from lmworks.base.errors import DataError
 
@@ -30,6 +31,16 @@ def readable_to_bytes(text: str) -> bytes:
         at = match.end()
     parts.append(_utf8(text[at:]))
     return b"".join(parts)
+
+
+def all_readable_to_bytes(texts: Sequence[str | None]) -> list[bytes | None]:
+    """`readable_to_bytes` of each text that is not None."""
+    try:
+        return [
+            None if t is None else readable_to_bytes(t) if "\\" in t else t.encode() for t in texts
+        ]
+    except UnicodeEncodeError:
+        return [None if t is None else readable_to_bytes(t) for t in texts]
 
 
 def _utf8(text: str) -> bytes:

@@ -1,6 +1,7 @@
 """Shape checks for tokenizer files: which fields, of which types, told with the place."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from lmworks import _text
@@ -21,8 +22,15 @@ def _is_int(value: Any) -> bool:
 is_string = Check("a string", lambda v: isinstance(v, str))
 is_bool = Check("true or false", lambda v: isinstance(v, bool))
 is_int = Check("a whole number", _is_int)
-is_pair = Check(
-    "a pair of token ids", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_is_int, v))
+is_list_of_pairs = Check(
+    "a list, each item a pair of token ids",
+    # In whole passes: there are hundreds of thousands.
+    lambda v: (
+        isinstance(v, list)
+        and set(map(type, v)) <= {list}
+        and set(map(len, v)) <= {2}
+        and set(map(type, chain.from_iterable(v))) <= {int}
+    ),
 )
 is_id_map = Check(
     "an object of token ids", lambda v: isinstance(v, dict) and all(map(_is_int, v.values()))
@@ -32,6 +40,13 @@ is_id_map = Check(
 def optional(check: Check) -> Check:
     """Null, or what `check` wants."""
     return Check(f"null or {check.wanted}", lambda v: v is None or check.is_right(v))
+
+
+def _is_text_or_null(values: Any) -> bool:
+    return isinstance(values, list) and set(map(type, values)) <= {str, type(None)}
+
+
+is_list_of_texts = Check("a list, each item null or a string", _is_text_or_null)
 
 
 def is_list_of(check: Check) -> Check:

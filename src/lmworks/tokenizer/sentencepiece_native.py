@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lmworks import _text
 from lmworks.base.errors import DataError
-from lmworks.tokenizer.base import pack_tokens
 from lmworks.tokenizer.sentencepiece_vocabulary import PieceType, Vocabulary
+from lmworks.tokenizer.token_table import pack_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +63,7 @@ class _Builder:
         self._outputs: list[tuple[int, ...]] = []
         # Tokens that spell a character or a piece; more than one only for unused pieces.
         self._tokens_of: dict[str, tuple[int, ...]] = {}
+        self._first_split = 0  # the tokens from here on are joined from all their splits
         # Left, right and result of each merge, flat: of those that make characters, of the others.
         self._assembling: list[int] = []
         self._joining: list[int] = []
@@ -71,29 +72,31 @@ class _Builder:
     def build(self) -> Tables:
         import numpy as np
 
-        types = self._vocabulary.types
-        ids = self._vocabulary.id_of.items()
-        pieces = [piece for piece, i in ids if types[i] != PieceType.USER_DEFINED]
+        types, symbol = self._vocabulary.types, PieceType.USER_DEFINED
+        pieces = [piece for piece, i in self._vocabulary.id_of.items() if types[i] != symbol]
         self._add_characters("".join(pieces))
         self._add_pieces([piece for piece in pieces if len(piece) > 1])
+        token_bytes, token_offsets = pack_tokens(self._tokens)
+        joining = np.array(self._joining, np.uint32).reshape(-1, 3)
+        keys = np.array(self._keys, np.float64)
+        if self._first_split:
+            joining = _text.all_splits(token_bytes, token_offsets, self._first_split).reshape(-1, 3)
+            keys = keys[joining[:, 2] - self._first_split]
         num_assembling = len(self._assembling) // 3
-        num_merges = num_assembling + len(self._keys)
+        num_merges = num_assembling + len(keys)
         if len(self._tokens) >= _text.MAX_TOKENS or num_merges > _text.MAX_MERGES:
             raise DataError(
                 f"the vocabulary takes {len(self._tokens)} tokens and {num_merges} merges inside; "
                 f"fewer than {_text.MAX_TOKENS} and {_text.MAX_MERGES} are possible"
             )
-        keys = np.array(self._keys, np.float64)
         order = np.argsort(keys, kind="stable")
         rises = np.diff(keys[order], prepend=np.nan) != 0
-        joining = np.array(self._joining, np.uint32).reshape(-1, 3)[order]
-        token_bytes, token_offsets = pack_tokens(self._tokens)
         output_offsets = np.zeros(len(self._outputs) + 1, np.uint64)
-        np.cumsum([len(ids) for ids in self._outputs], out=output_offsets[1:])
+        np.cumsum(list(map(len, self._outputs)), out=output_offsets[1:])
         return Tables(
             token_bytes=token_bytes,
             token_offsets=token_offsets,
-            merges=np.concatenate([np.array(self._assembling, np.uint32), joining.ravel()]),
+            merges=np.concatenate([np.array(self._assembling, np.uint32), joining[order].ravel()]),
             ranks=np.concatenate(
                 [np.arange(num_assembling), num_assembling + np.cumsum(rises)]
             ).astype(np.uint32),
@@ -152,6 +155,9 @@ class _Builder:
     def _add_pieces(self, pieces: list[str]) -> None:
         vocabulary = self._vocabulary
         unused = set()
+        if vocabulary.scores is not None and PieceType.UNUSED not in vocabulary.types:
+            self._add_natively(pieces, vocabulary.scores)
+            return
         for piece in pieces:
             token_id = vocabulary.id_of[piece]
             if vocabulary.types[token_id] == PieceType.UNUSED:
@@ -173,6 +179,14 @@ class _Builder:
                 (result,) = self._tokens_of[piece]
                 for left, right in self._splits(piece):
                     self._join(left, right, result, key)
+
+    def _add_natively(self, pieces: list[str], scores: tuple[float, ...]) -> None:
+        """The pieces, and one key for each, not for each split: `build` has the splits found."""
+        ids = [self._vocabulary.id_of[piece] for piece in pieces]
+        self._first_split = len(self._tokens)
+        self._tokens += map(str.encode, pieces)
+        self._outputs += zip(ids)
+        self._keys = [-scores[token_id] for token_id in ids]
 
     def _add_unused(self, piece: str) -> None:
         tokens = []

@@ -98,6 +98,28 @@ def byte_of(piece: str) -> int:
 
 
 def _index(vocabulary: Vocabulary) -> dict[str, int]:
+    return _index_of_plain(vocabulary) or _checked_index(vocabulary)
+
+
+def _index_of_plain(vocabulary: Vocabulary) -> dict[str, int] | None:
+    """`_checked_index` where one look at all pieces shows that nothing is wrong; else None."""
+    pieces = vocabulary.pieces
+    known = [piece for piece in pieces if piece is not None]
+    longest = max(map(len, known), default=0)
+    if 4 * longest > MAX_PIECE_BYTES or "" in known or len(set(known)) < len(known):
+        return None
+    try:
+        "".join(known).encode("utf-8")
+    except UnicodeEncodeError:
+        return None
+    return {
+        piece: token_id
+        for token_id, (piece, kind) in enumerate(zip(pieces, vocabulary.types, strict=True))
+        if kind in _IN_TEXT and piece is not None
+    }
+
+
+def _checked_index(vocabulary: Vocabulary) -> dict[str, int]:
     in_text: dict[str, int] = {}
     others: dict[str, int] = {}
     for token_id, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True)):

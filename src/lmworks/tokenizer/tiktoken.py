@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from lmworks import _text
 from lmworks.base.errors import DataError
-from lmworks.tokenizer.base import pack_tokens
 from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.token_table import TokenTable, pack_tokens
 
 
 class RankEncoding(NamedTuple):
@@ -59,11 +59,12 @@ def from_ranks(
         known = ENCODINGS[pattern]
         pattern = known.pattern
         special_tokens = known.special_tokens if special_tokens is None else special_tokens
-    tokens = _parse(data)
-    merges, has_unreachable = recover_merges(tokens)
+    usual = _text.parse_ranks(data)
+    tokens = TokenTable.of(_parse(data)) if usual is None else TokenTable(*usual)
+    merges, has_unreachable = _text.recover_merges(tokens.token_bytes, tokens.offsets)
     return BPETokenizer(
         tokens,
-        merges,
+        merges.reshape(-1, 3),
         pattern=pattern,
         special_tokens=special_tokens or {},
         ignore_merges=has_unreachable,
@@ -104,12 +105,13 @@ def recover_merges(tokens: Sequence[bytes | None]) -> tuple[list[tuple[int, int]
 
     tiktoken merges whatever two neighbours make a token of lowest rank; see vocabulary.h.
     """
-    pairs, has_unreachable = _text.recover_merges(*pack_tokens(token or b"" for token in tokens))
-    ids = pairs.tolist()
-    return list(zip(ids[::2], ids[1::2], strict=True)), has_unreachable
+    merges, has_unreachable = _text.recover_merges(*pack_tokens(token or b"" for token in tokens))
+    ids = merges.tolist()
+    return list(zip(ids[::3], ids[1::3], strict=True)), has_unreachable
 
 
 def _parse(data: bytes) -> list[bytes | None]:
+    """Token bytes by rank, of every spelling of such a file; the usual one is read natively."""
     rows = [row for row in map(bytes.split, data.splitlines()) if row]
     if not rows:
         raise DataError("no ranks: an empty tiktoken file")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.tokenizer.base import pack_tokens
 from lmworks.tokenizer.bpe import BPETokenizer
+from lmworks.tokenizer.token_table import pack_tokens
 
 BYTES = [bytes([i]) for i in range(256)]
 
