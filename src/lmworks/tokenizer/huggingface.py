@@ -7,9 +7,9 @@ reproduce exactly is refused by name. Models without ByteLevel are read by sente
 """
 
 import json
-from collections.abc import Mapping
-from itertools import chain
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from lmworks import _text
 from lmworks.base.errors import DataError
@@ -21,12 +21,12 @@ from lmworks.tokenizer.huggingface_parts import is_list, is_object
 from lmworks.tokenizer.preprocess import Unknown
 from lmworks.tokenizer.schema import field, is_bool, is_int, is_string
 from lmworks.tokenizer.special import PLAIN_FLAGS, TokenFlags
+from lmworks.tokenizer.token_table import TokenTable
 
-# Letter -> byte as Latin-1; what spells no byte leaves Latin-1.
-_TO_LATIN1: Final = {
-    **dict.fromkeys(range(256), 0xFFFF),
-    **{ord(letter): byte for byte, letter in enumerate(LETTERS)},
-}
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _FROM_LATIN1: Final = dict(enumerate(LETTERS))
 
 
@@ -63,7 +63,10 @@ def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenize
     if ignore_merges:
         # Where it is no word of its own, a piece that is such a token's text is taken whole.
         holes -= {name for name in added if flags.get(name, PLAIN_FLAGS).single_word}
-    tokens = _tokens({key: i for key, i in vocab.items() if key not in holes})
+    words = dict(vocab)
+    for name in holes:
+        del words[name]
+    tokens = _tokens(words)
     return BPETokenizer(
         tokens,
         merges,
@@ -107,21 +110,23 @@ def _checked_vocab(vocab: dict[str, Any]) -> dict[str, int]:
     raise AssertionError("one of them is wrong")
 
 
-def _tokens(vocab: Mapping[str, int]) -> list[bytes | None]:
+def _tokens(vocab: Mapping[str, int]) -> TokenTable:
     """Bytes by id. All keys are spelt out at once: a letter is a byte."""
+    import numpy as np
+
     if "" in vocab:
         raise DataError("model.vocab holds an empty token; a token has at least one byte")
-    try:
-        spelt = "".join(vocab).translate(_TO_LATIN1).encode("latin-1")
-    except UnicodeEncodeError:
+    ids = list(vocab.values())
+    if ids != sorted(ids):
+        vocab = dict(sorted(vocab.items(), key=lambda item: item[1]))
+    # Letters are single UTF-16 units; halves of other characters spell no byte either.
+    byte_of = np.full(1 << 16, 256, np.uint16)
+    byte_of[list(map(ord, LETTERS))] = np.arange(256)
+    letters = np.frombuffer("".join(vocab).encode("utf-16-le", "surrogatepass"), "<u2")
+    spelt = byte_of[letters]
+    if spelt.max(initial=0) > 255:
         _refuse_spelling(vocab)
-    tokens: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
-    at = 0
-    for key, token_id in vocab.items():
-        end = at + len(key)
-        tokens[token_id] = spelt[at:end]
-        at = end
-    return tokens
+    return TokenTable.by_id(spelt.astype(np.uint8).tobytes(), map(len, vocab), vocab.values())
 
 
 def _refuse_spelling(vocab: Mapping[str, int]) -> NoReturn:
@@ -134,23 +139,32 @@ def _refuse_spelling(vocab: Mapping[str, int]) -> NoReturn:
     )
 
 
-def _merges(entries: list[Any], vocab: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Pairs of ids, from both spellings: ["a", "b"] and "a b". Of equal ones the last counts."""
-    if entries and isinstance(entries[0], str) and set(map(type, entries)) == {str}:
-        pairs: list[list[str]] = [entry.split(" ") for entry in entries]
-    else:
-        pairs = entries
+def _merges(entries: list[Any], vocab: Mapping[str, int]) -> "NDArray[np.uint32]":
+    """Pairs of ids [M, 2], spelt ["a", "b"] or "a b". Of equal ones the last counts."""
+    import numpy as np
+
+    parts: Iterable[str]
     try:
-        if not set(map(type, pairs)) <= {list} or not set(map(len, pairs)) <= {2}:
-            _refuse_merge(entries, vocab)
-        ids = list(map(vocab.__getitem__, chain.from_iterable(pairs)))
+        if entries and isinstance(entries[0], str):
+            if set(map(str.count, entries, repeat(" "))) != {1}:
+                _refuse_merge(entries, vocab)
+            parts = " ".join(entries).split(" ")
+        else:
+            if not set(map(type, entries)) <= {list} or not set(map(len, entries)) <= {2}:
+                _refuse_merge(entries, vocab)
+            parts = chain.from_iterable(entries)
+        ids = map(vocab.__getitem__, parts)
+        merges = np.fromiter(ids, np.uint32, 2 * len(entries)).reshape(-1, 2)
     except (KeyError, TypeError):
         _refuse_merge(entries, vocab)
-    merges = list(zip(ids[::2], ids[1::2], strict=True))
-    if len(set(merges)) < len(merges):
-        last_first = dict.fromkeys(reversed(merges))
-        merges = list(reversed(last_first))
-    return merges
+    pairs = merges.astype(np.uint64)
+    keys = pairs[:, 0] << np.uint64(32) | pairs[:, 1]
+    in_order = np.sort(keys)
+    if (in_order[1:] != in_order[:-1]).all():
+        return merges
+    _, lasts = np.unique(keys[::-1], return_index=True)
+    kept: NDArray[np.uint32] = merges[np.sort(len(merges) - 1 - lasts)]
+    return kept
 
 
 def _refuse_merge(entries: list[Any], vocab: Mapping[str, int]) -> NoReturn:
@@ -177,14 +191,9 @@ def _added_tokens(
     added: dict[str, int] = {}
     flags: dict[str, TokenFlags] = {}
     num_new = 0
+    known: dict[tuple[bool, ...], TokenFlags] = {}  # there are few
     for i, entry in enumerate(entries):
-        where = f"added_tokens[{i}]"
-        content = field(entry, "content", is_string, where)
-        token_id = field(entry, "id", is_int, where)
-        values = {name: entry.get(name, False) for name in (*TokenFlags.__slots__, "special")}
-        for name, flag in values.items():
-            if not is_bool.is_right(flag):
-                raise DataError(f"{where}.{name} must be true or false, got {flag!r:.60}")
+        content, token_id, values = _added_entry_of(entry, i)
         if content in vocab:
             expected = vocab[content]
         elif content in flags:
@@ -195,24 +204,44 @@ def _added_tokens(
             num_new += 1
         if token_id != expected:
             raise DataError(
-                f"{where}: token {content!r:.60} has id {token_id}, but `tokenizers` gives it "
-                f"{expected}; put it in model.vocab with the id that is meant"
+                f"added_tokens[{i}]: token {content!r:.60} has id {token_id}, but `tokenizers` "
+                f"gives it {expected}; put it in model.vocab with the id that is meant"
             )
-        special.pop(content, None)
-        added.pop(content, None)
-        (special if values.pop("special") else added)[content] = token_id
-        flags[content] = TokenFlags(**values)
+        if content in flags:
+            special.pop(content, None)
+            added.pop(content, None)
+        (special if values[-1] else added)[content] = token_id
+        if values not in known:
+            known[values] = TokenFlags(*values[:-1])
+        flags[content] = known[values]
     return special, added, {name: f for name, f in flags.items() if f != PLAIN_FLAGS}
 
 
+_FLAG_NAMES: Final = (*TokenFlags.__slots__, "special")
+
+
+def _added_entry_of(entry: Any, i: int) -> tuple[str, int, tuple[bool, ...]]:
+    """Text, id and flags (those of TokenFlags, then whether it is special)."""
+    where = f"added_tokens[{i}]"
+    content: str = field(entry, "content", is_string, where)
+    token_id: int = field(entry, "id", is_int, where)
+    values = tuple([entry.get(name, False) for name in _FLAG_NAMES])
+    if set(map(type, values)) != {bool}:
+        name, flag = next(
+            (n, f) for n, f in zip(_FLAG_NAMES, values, strict=True) if not is_bool.is_right(f)
+        )
+        raise DataError(f"{where}.{name} must be true or false, got {flag!r:.60}")
+    return content, token_id, values
+
+
 def _unreached(
-    names: Mapping[str, int], vocab: Mapping[str, int], merges: list[tuple[int, int]]
+    names: Mapping[str, int], vocab: Mapping[str, int], merges: "NDArray[np.uint32]"
 ) -> set[str]:
     """Added tokens in the vocabulary that no merge makes or uses: text never leads to them."""
     inside = [name for name in names if name in vocab]
     if not inside:
         return set()
-    used = set(chain.from_iterable(merges))
+    used = _used(merges)
     pairs: set[tuple[int, int]] | None = None
     holes = set()
     for name in inside:
@@ -222,7 +251,7 @@ def _unreached(
             if name[:k] in vocab and name[k:] in vocab
         ]
         if splits and pairs is None:
-            pairs = set(merges)
+            pairs = set(zip(*merges.T.tolist(), strict=True))
         is_made = any(pair in pairs for pair in splits) if pairs is not None else False
         is_byte = len(name) == 1 and name in LETTERS
         if vocab[name] not in used and not is_made and not is_byte:
@@ -230,18 +259,24 @@ def _unreached(
     return holes
 
 
+def _used(merges: "NDArray[np.uint32]") -> set[int]:
+    """The ids that some merge joins."""
+    import numpy as np
+
+    return set(np.flatnonzero(np.bincount(merges.ravel())).tolist())
+
+
 def _unknown(
     model: dict[str, Any],
     vocab: Mapping[str, int],
-    tokens: list[bytes | None],
-    merges: list[tuple[int, int]],
+    tokens: TokenTable,
+    merges: "NDArray[np.uint32]",
 ) -> Unknown | None:
     """What becomes of the bytes that the vocabulary lacks; None when it has all."""
     unk = model.get("unk_token")
     if not isinstance(unk, str | None):
         raise DataError(f"model.unk_token={unk!r:.60} must be a string or null")
-    single = {token for token in tokens if token is not None and len(token) == 1}
-    if len(single) == 256:
+    if not tokens.missing_bytes():
         return None
     if model.get("byte_fallback"):
         raise DataError("model.byte_fallback is not supported in a vocabulary that lacks bytes")
@@ -249,7 +284,7 @@ def _unknown(
         return Unknown()
     if unk not in vocab:
         raise DataError(f"model.unk_token={unk!r:.60} is not in model.vocab")
-    if vocab[unk] in set(chain.from_iterable(merges)):
+    if vocab[unk] in _used(merges):
         raise DataError(f"model.unk_token={unk!r:.60} is part of a merge, which is not supported")
     return Unknown(vocab[unk], bool(model.get("fuse_unk", False)))
 
