@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "lmworks/bpe_encode.h"
-#include "text_special.h"
 #include "lmworks/threads.h"
+#include "text_special.h"
 
 namespace nb = nanobind;
 using namespace lmworks;
@@ -108,8 +108,7 @@ class Encoder {
 
   // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden
   // index.
-  nb::object encode_batch(const nb::list& texts, const nb::bytes& actions,
-                          size_t num_threads);
+  nb::object encode_batch(const nb::list& texts, const nb::bytes& actions, size_t num_threads);
 
   // Ids of pieces that the caller cut: rising offsets of their ends, the last one the text's size.
   IdsOut encode_pieces(const nb::bytes& text, OffsetsIn ends) {
@@ -249,9 +248,9 @@ nb::object Encoder::encode_batch(const nb::list& texts, const nb::bytes& actions
     ids.reserve(num_bytes / 2 / num_threads + 1024);  // memory is taken where ids are written
     for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
       const size_t begin = ids.size();
-      const uint32_t found =
-          lmworks::encode(model_, *query, special_ids_, *caches[worker],
-                          reinterpret_cast<const uint8_t*>(inputs[i].data()), inputs[i].size(), ids);
+      const uint32_t found = lmworks::encode(model_, *query, special_ids_, *caches[worker],
+                                             reinterpret_cast<const uint8_t*>(inputs[i].data()),
+                                             inputs[i].size(), ids);
       if (found != kNoToken) forbidden = found;
       spans[i] = {worker, begin, ids.size()};
     }

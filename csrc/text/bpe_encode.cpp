@@ -171,8 +171,9 @@ template <class Table>
   ++num_added;
   const typename Table::Slot* token = nullptr;
   if (!std::is_same_v<Table, ShortTable> || model.may_know(hash)) token = known.find(key, hash);
-  uint32_t* const end = token != nullptr ? known.write(*token, at)
-                                         : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
+  uint32_t* const end = token != nullptr
+                            ? known.write(*token, at)
+                            : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
   table.insert(key, hash, at, end - at);
   return end;
 }
@@ -214,7 +215,8 @@ uint32_t* PieceCache::State::encode_parts(const BpeModel& model, const uint8_t* 
       const CharRules::Seed& seed = chars.alone(c.value);
       std::copy_n(seed.tokens, 3, at);
       at += 1 + (seed.tokens[1] != kNoToken) + (seed.tokens[2] != kNoToken);
-    } else if (part_end - p <= static_cast<ptrdiff_t>(kMaxMiddle) || (p == piece && part_end == end)) {
+    } else if (part_end - p <= static_cast<ptrdiff_t>(kMaxMiddle) ||
+               (p == piece && part_end == end)) {
       at = encode_whole(model, p, part_end - p, readable_end - p, at);
     } else {
       at += model.encode_piece(p, part_end - p, at, scratch);  // hardly to be seen again
@@ -270,8 +272,9 @@ void PieceCache::State::encode_batch(const BpeModel& model, const uint8_t* p,
       const size_t next_other = i < num_others ? others[i] : count;
       for (; k < next_other; ++k) {
         const ShortTable::Slot& slot = shorts.slot_of(hashes[k]);
-        at = slot.key == keys[k] ? shorts.write(slot, at)
-                                 : look_up(model, shorts, model.known_shorts(), keys[k], hashes[k], at);
+        at = slot.key == keys[k]
+                 ? shorts.write(slot, at)
+                 : look_up(model, shorts, model.known_shorts(), keys[k], hashes[k], at);
       }
       if (k == count) break;
       const size_t size = pieces[k + 1] - pieces[k], readable = text_end - pieces[k];

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kShortPiece = 64;
 constexpr size_t kOneByOne = 32;
 constexpr size_t kChunk = 32;
-constexpr size_t kMaxAgain = 512;  // bytes around a border that are merged again
+constexpr size_t kMaxAgain = 512;                 // bytes around a border that are merged again
 constexpr uint32_t kUnknownMerge = kNoMerge - 1;  // not looked up yet
 
 }  // namespace
@@ -119,9 +119,9 @@ size_t BpeModel::merge_symbols(uint32_t* symbols, uint32_t* merges, size_t n) co
   return n;
 }
 
-// The same, but each pass makes the best merge wherever it applies, from left to right: a run of one
-// character takes the logarithm of its length in passes. A pass ends where a new pair, or another one
-// of the same rank, comes before the one that is being merged.
+// The same, but each pass makes the best merge wherever it applies, from left to right: a run of
+// one character takes the logarithm of its length in passes. A pass ends where a new pair, or
+// another one of the same rank, comes before the one that is being merged.
 template <bool kHasTies>
 size_t BpeModel::merge_in_passes(uint32_t* symbols, uint32_t* merges, size_t n) const {
   while (n > 1) {
@@ -185,7 +185,7 @@ bool BpeModel::stand_together(uint32_t left, uint32_t right, MergeScratch& s) co
 template <bool kHasTies>
 bool BpeModel::join(const uint8_t* chunk, std::span<const uint32_t> ids, uint32_t* out,
                     size_t* count, MergeScratch& s) const {
-  size_t num_left = 0, num_right = 0;    // tokens that are merged again
+  size_t num_left = 0, num_right = 0;      // tokens that are merged again
   size_t left_bytes = 0, right_bytes = 0;  // of them
   bool takes_left = true, takes_right = true;
   if (*count == 0 || stand_together<kHasTies>(out[*count - 1], ids[0], s)) {
@@ -202,11 +202,10 @@ bool BpeModel::join(const uint8_t* chunk, std::span<const uint32_t> ids, uint32_
     }
     if (left_bytes + right_bytes > kMaxAgain) return false;
     uint32_t again[kMaxAgain];
-    const size_t n =
-        merge_short<kHasTies>(chunk - left_bytes, left_bytes + right_bytes, again);
+    const size_t n = merge_short<kHasTies>(chunk - left_bytes, left_bytes + right_bytes, again);
     const size_t kept = *count - num_left;
-    takes_left = kept > 0 && again[0] != out[kept] &&
-                 !stand_together<kHasTies>(out[kept - 1], again[0], s);
+    takes_left =
+        kept > 0 && again[0] != out[kept] && !stand_together<kHasTies>(out[kept - 1], again[0], s);
     takes_right = num_right < ids.size() && again[n - 1] != ids[num_right - 1] &&
                   !stand_together<kHasTies>(again[n - 1], ids[num_right], s);
     if (takes_left || takes_right) continue;
@@ -228,7 +227,8 @@ size_t BpeModel::merge_long(const uint8_t* piece, size_t size, uint32_t* out,
     for (int i = 0; i < 3 && q < end && is_inner_byte(*q); ++i) --q;
     uint32_t ids[kChunk];
     const size_t n = merge_short<kHasTies>(p, q - p, ids);
-    if (!join<kHasTies>(p, {ids, n}, out, &count, s)) return merge_heap<kHasTies>(piece, size, out, s);
+    if (!join<kHasTies>(p, {ids, n}, out, &count, s))
+      return merge_heap<kHasTies>(piece, size, out, s);
     p = q;
   }
   return count;

@@ -71,7 +71,8 @@ void BpeModel::index_tokens(bool ignore_merges) {
     if (!is_reached) has_borders_ = false;
     std::span<const uint32_t> written(&id, 1);
     if (!output_offsets_.empty()) {
-      written = {outputs_.data() + output_offsets_[id], output_offsets_[id + 1] - output_offsets_[id]};
+      written = {outputs_.data() + output_offsets_[id],
+                 output_offsets_[id + 1] - output_offsets_[id]};
     }
     if (size <= ShortTable::Key::kMaxBytes) {
       const auto key = pack_piece<2>(piece, size, size);

@@ -1,6 +1,6 @@
 #pragma once
-// The character classes of a stretch of text as words of bits: bit i of word k is byte 64 k + i. All
-// bytes of a character carry its class.
+// The character classes of a stretch of text as words of bits: bit i of word k is byte 64 k + i.
+// All bytes of a character carry its class.
 #include <cstddef>
 #include <cstdint>
 
@@ -15,8 +15,8 @@ enum ClassIndex { kUpperIndex, kLowerIndex, kCaselessIndex, kMarkIndex, kNumberI
 constexpr size_t kNumClasses = 6;  // all but the rest: punctuation, symbols, controls, ...
 
 struct CharMasks {
-  // At most kScanBytes of text. Past its end everything is white space. Without `has_case` all ASCII
-  // letters count as lower case, and `slash` is empty.
+  // At most kScanBytes of text. Past its end everything is white space. Without `has_case` all
+  // ASCII letters count as lower case, and `slash` is empty.
   void fill(const uint8_t* text, size_t size, bool has_case);
 
   bool is_first(size_t i) const { return first[i / 64] >> i % 64 & 1; }

@@ -30,7 +30,8 @@ std::string_view first_char(std::string_view text) {
 }
 
 bool is_whole(std::string_view one_char) {
-  return !is_inner_byte(bytes_of(one_char)[0]) && one_char.size() == utf8_size(bytes_of(one_char)[0]);
+  return !is_inner_byte(bytes_of(one_char)[0]) &&
+         one_char.size() == utf8_size(bytes_of(one_char)[0]);
 }
 
 size_t put_utf8(uint32_t code_point, uint8_t* bytes) {
@@ -96,8 +97,8 @@ struct CharRules::CrossingRanks {
     lower(rank, (is_after_ascii ? before_byte_after_ascii : before_byte)[bytes[0]]);
     if (size == 3) {
       lower(rank, after_2_bytes[pack_char(bytes + 1, 2)]);
-      lower(rank, (is_after_ascii ? before_2_bytes_after_ascii
-                                  : before_2_bytes)[pack_char(bytes, 2)]);
+      lower(rank,
+            (is_after_ascii ? before_2_bytes_after_ascii : before_2_bytes)[pack_char(bytes, 2)]);
     }
     return rank;
   }

@@ -3,13 +3,13 @@
 // is not ASCII and change no result.
 //
 // 1. may_cross: a border that no merge can ever cross cuts a piece into parts that may be encoded
-// apart. A token crosses a border only if, before, a merge (left, right) joined a suffix of the text
-// before it with a prefix of the text after it. So for every merge it is enough to note the last
-// character of `left` and the first of `right`.
+// apart. A token crosses a border only if, before, a merge (left, right) joined a suffix of the
+// text before it with a prefix of the text after it. So for every merge it is enough to note the
+// last character of `left` and the first of `right`.
 //
 // 2. seed: merging may start from a character's own tokens instead of its bytes, if the merges
-// inside of the character all have lower ranks than every merge across its borders that takes it, or
-// a part of it, along. Then merging chooses the inner ones first, whatever stands around, and as
+// inside of the character all have lower ranks than every merge across its borders that takes it,
+// or a part of it, along. Then merging chooses the inner ones first, whatever stands around, and as
 // they touch nothing outside, doing them at once changes nothing.
 //
 // A character is here a byte other than 0x80..0xBF and the bytes 0x80..0xBF after it, so that text
@@ -86,8 +86,9 @@ class CharRules {
     if (first < 0xC0 || left < 2 || !is_inner_byte(p[1])) return {0, 1, first, first};
     if (first < 0xE0) return {static_cast<uint32_t>(first << 8 | p[1]), 2, first, p[1]};
     if (left < 4 || !is_inner_byte(p[2]) || !is_inner_byte(p[3])) return {0, 1, first, first};
-    return {static_cast<uint32_t>(first) << 24 | static_cast<uint32_t>(p[1] << 16 | p[2] << 8 | p[3]),
-            4, first, p[3]};
+    return {
+        static_cast<uint32_t>(first) << 24 | static_cast<uint32_t>(p[1] << 16 | p[2] << 8 | p[3]),
+        4, first, p[3]};
   }
   // Whether a merge may join two neighbours. True may be wrong, false is certain.
   bool may_cross(const Char& left, const Char& right) const {

@@ -17,7 +17,8 @@ namespace lmworks {
 
 constexpr size_t kScanBytes = 8192;
 constexpr int64_t kMaxPieceBytes = 0xFFFFFFF0;  // positions inside a piece are 32-bit
-// Room for the ends of one call's pieces: at most one per byte, and whole words of bits are written.
+// Room for the ends of one call's pieces: at most one per byte, and whole words of bits are
+// written.
 constexpr size_t kMaxScanPieces = kScanBytes + 64;
 
 // Finds the pieces that start at `p`: writes their ends, as offsets from `p`, and returns how many

@@ -157,7 +157,7 @@ class BpeModel {
   int pair_shift_ = 0;
   std::vector<uint64_t> pair_filter_;
   std::vector<uint32_t> byte_pairs_;  // merges of pairs of single bytes, by the bytes
-  std::vector<uint32_t> ranks_;  // by merge; empty without ties
+  std::vector<uint32_t> ranks_;       // by merge; empty without ties
   // Results by merge; in most vocabularies they are consecutive ids, and no table is needed.
   std::vector<uint32_t> results_;
   uint32_t first_result_ = 0;

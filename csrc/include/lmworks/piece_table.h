@@ -74,7 +74,7 @@ class PieceTable {
  public:
   using Key = PieceKey<Words>;
   struct alignas(8 * Words * 2) Slot {
-    Key key;  // an empty slot's is 0
+    Key key;                  // an empty slot's is 0
     uint32_t tokens[Inline];  // with count > Inline: tokens[0] is their place in overflow_
     uint32_t count;
   };

@@ -34,9 +34,7 @@ inline uint64_t in_range(Vector v, uint8_t low, uint8_t high) {
 }
 #elif defined(__SSE2__)
 using Vector = __m128i;
-inline Vector load(const uint8_t* p) {
-  return _mm_loadu_si128(reinterpret_cast<const Vector*>(p));
-}
+inline Vector load(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const Vector*>(p)); }
 inline Vector lower(Vector v) { return _mm_or_si128(v, _mm_set1_epi8(0x20)); }
 inline uint64_t bits(Vector v) { return static_cast<uint32_t>(_mm_movemask_epi8(v)); }
 inline uint64_t equals(Vector v, char c) { return bits(_mm_cmpeq_epi8(v, _mm_set1_epi8(c))); }
