@@ -29,25 +29,66 @@ using OffsetsOut = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 
 const uint8_t* data(const nb::bytes& text) { return static_cast<const uint8_t*>(text.data()); }
 
+// The memory of the last array that was freed: fresh pages cost as much as a tenth of encoding.
+std::atomic<TokenBuffer*> spare_ids = nullptr;
+constexpr size_t kMaxSpareIds = size_t{8} << 20;
+
+TokenBuffer take_spare() {
+  const std::unique_ptr<TokenBuffer> spare(spare_ids.exchange(nullptr));
+  return spare ? std::move(*spare) : TokenBuffer();
+}
+
+void free_ids(void* p) noexcept {
+  std::unique_ptr<TokenBuffer> ids(static_cast<TokenBuffer*>(p));
+  if (ids->size() > kMaxSpareIds) return;
+  ids->clear();
+  ids.reset(spare_ids.exchange(ids.release()));
+}
+
 IdsOut to_numpy(TokenBuffer&& ids) {
   ids.shrink_to_fit();
   if (ids.size() == 0) ids.reserve(1);
   auto* const kept = new TokenBuffer(std::move(ids));
-  const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<TokenBuffer*>(p); });
+  const nb::capsule owner(kept, free_ids);
   return IdsOut(kept->data(), {kept->size()}, owner);
 }
 
-// The UTF-8 of a str (no copy for ASCII), or bytes.
-std::string_view utf8(nb::handle text) {
-  if (PyUnicode_Check(text.ptr())) {
-    Py_ssize_t size;
-    const char* const p = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-    if (p == nullptr) throw nb::python_error();
-    return {p, static_cast<size_t>(size)};
+// Texts as UTF-8, until they are cleared. A str keeps its UTF-8 once it was asked for: the second
+// time costs nothing.
+class Utf8Texts {
+ public:
+  // `to_bytes` encodes what has no UTF-8 of its own (lone surrogates) and refuses what is no text.
+  void add(nb::handle text, const nb::callable& to_bytes) {
+    if (PyUnicode_Check(text.ptr())) {
+      Py_ssize_t size;
+      if (const char* const p = PyUnicode_AsUTF8AndSize(text.ptr(), &size)) {
+        return add_view(nb::borrow(text), {p, static_cast<size_t>(size)});
+      }
+      PyErr_Clear();
+    }
+    const auto bytes = nb::cast<nb::bytes>(
+        nb::isinstance<nb::bytes>(text) ? nb::borrow(text) : nb::object(to_bytes(text)));
+    add_view(bytes, {bytes.c_str(), bytes.size()});
   }
-  const auto bytes = nb::cast<nb::bytes>(text);
-  return {bytes.c_str(), bytes.size()};
-}
+  void clear() {
+    kept_.clear();
+    views_.clear();
+    num_bytes_ = 0;
+  }
+  std::span<const std::string_view> views() const { return views_; }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  void add_view(nb::object owner, std::string_view view) {
+    kept_.push_back(std::move(owner));
+    views_.push_back(view);
+    num_bytes_ += view.size();
+  }
+
+  std::vector<nb::object> kept_;
+  std::vector<std::string_view> views_;
+  size_t num_bytes_ = 0;
+};
 
 Pattern pattern_named(const std::string& name) {
   const auto pattern = parse_pattern(name);
@@ -108,7 +149,8 @@ class Encoder {
 
   // Ids of all texts and where each text's begin (one more offset than texts); or a forbidden
   // index.
-  nb::object encode_batch(const nb::list& texts, const nb::bytes& actions, size_t num_threads);
+  nb::object encode_batch(const nb::sequence& texts, const nb::bytes& actions, size_t num_threads,
+                          const nb::callable& to_bytes);
 
   // Ids of pieces that the caller cut: rising offsets of their ends, the last one the text's size.
   IdsOut encode_pieces(const nb::bytes& text, OffsetsIn ends) {
@@ -137,6 +179,10 @@ class Encoder {
                              std::optional<IdsIn> ranks);
   uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
   nb::list to_list(const uint32_t* ids, size_t size);
+  uint32_t encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
+                         std::vector<std::unique_ptr<PieceCache>>& caches,
+                         std::vector<TokenBuffer>& buffers, std::vector<uint64_t>& starts,
+                         TokenBuffer& all) const;
 
   std::unique_ptr<PieceCache> take_cache() {
     if (caches_.empty()) return std::make_unique<PieceCache>(max_cache_slots_);
@@ -226,58 +272,33 @@ nb::list Encoder::to_list(const uint32_t* ids, size_t size) {
   return result;
 }
 
-nb::object Encoder::encode_batch(const nb::list& texts, const nb::bytes& actions,
-                                 size_t num_threads) {
+// Texts are taken a window at a time: the threads' own ids then need no more memory than that.
+nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& actions,
+                                 size_t num_threads, const nb::callable& to_bytes) {
+  constexpr size_t kWindowBytes = size_t{8} << 20;
   const auto query = make_query(*matcher_, actions);
-  std::vector<std::string_view> inputs;
-  inputs.reserve(texts.size());
-  size_t num_bytes = 0;
-  for (const nb::handle text : texts) num_bytes += inputs.emplace_back(utf8(text)).size();
-  num_threads = std::max<size_t>(1, std::min(num_threads, inputs.size()));
-  struct Span {
-    size_t worker, begin, end;
-  };
-  std::vector<Span> spans(inputs.size());
-  std::vector<TokenBuffer> buffers(num_threads);
-  std::vector<std::unique_ptr<PieceCache>> caches;
-  for (size_t i = 0; i < num_threads; ++i) caches.push_back(take_cache());
-  std::atomic<size_t> next = 0;
-  std::atomic<uint32_t> forbidden = kNoToken;
-  const auto encode_some = [&](size_t worker) {
-    TokenBuffer& ids = buffers[worker];
-    ids.reserve(num_bytes / 2 / num_threads + 1024);  // memory is taken where ids are written
-    for (size_t i; (i = next.fetch_add(1)) < inputs.size() && forbidden == kNoToken;) {
-      const size_t begin = ids.size();
-      const uint32_t found = lmworks::encode(model_, *query, special_ids_, *caches[worker],
-                                             reinterpret_cast<const uint8_t*>(inputs[i].data()),
-                                             inputs[i].size(), ids);
-      if (found != kNoToken) forbidden = found;
-      spans[i] = {worker, begin, ids.size()};
-    }
-  };
   auto starts = std::make_unique<std::vector<uint64_t>>(1, 0);
-  TokenBuffer all;
-  {
+  std::vector<std::unique_ptr<PieceCache>> caches(num_threads);
+  for (auto& cache : caches) cache = take_cache();
+  std::vector<TokenBuffer> buffers(num_threads);
+  TokenBuffer all = take_spare();
+  Utf8Texts window;
+  std::atomic<uint32_t> forbidden = kNoToken;
+  const size_t num_texts = nb::len(texts);
+  size_t total = 0;
+  for (size_t i = 0; i < num_texts; ++i) {
+    const Py_ssize_t size = PyObject_Size(nb::object(texts[i]).ptr());
+    if (size < 0) PyErr_Clear();  // to_bytes will tell
+    total += size < 0 ? 0 : size;
+  }
+  if (num_texts != 0) all.reserve(total / 2);  // memory is taken only where ids are written
+  for (size_t i = 0; i < num_texts && forbidden == kNoToken;) {
+    window.clear();
+    while (i < num_texts && window.num_bytes() < kWindowBytes) window.add(texts[i++], to_bytes);
     const nb::gil_scoped_release release;
     // An error may leave its cache half-changed: then none is kept.
-    run_threads(num_threads, encode_some, nullptr);
-    for (const Span& span : spans) starts->push_back(starts->back() + span.end - span.begin);
-    if (num_threads == 1) {
-      all = std::move(buffers[0]);
-    } else {
-      uint32_t* const to = all.reserve(starts->back() + 1);
-      next = 0;
-      run_threads(
-          num_threads,
-          [&](size_t) {
-            for (size_t i; (i = next.fetch_add(1)) < spans.size();) {
-              const uint32_t* const from = buffers[spans[i].worker].data();
-              std::copy(from + spans[i].begin, from + spans[i].end, to + (*starts)[i]);
-            }
-          },
-          nullptr);
-      all.advance_to(to + starts->back());
-    }
+    const uint32_t found = encode_window(*query, window.views(), caches, buffers, *starts, all);
+    if (found != kNoToken) forbidden = found;
   }
   for (auto& cache : caches) caches_.push_back(std::move(cache));
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
@@ -287,6 +308,51 @@ nb::object Encoder::encode_batch(const nb::list& texts, const nb::bytes& actions
     delete static_cast<std::vector<uint64_t>*>(kept);
   });
   return nb::make_tuple(nb::cast(to_numpy(std::move(all))), nb::cast(OffsetsOut(p, {size}, owner)));
+}
+
+// Appends the ids of the texts to `all` and their ends to `starts`; or the forbidden token's index.
+uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
+                                std::vector<std::unique_ptr<PieceCache>>& caches,
+                                std::vector<TokenBuffer>& buffers, std::vector<uint64_t>& starts,
+                                TokenBuffer& all) const {
+  const size_t num_threads = std::max<size_t>(1, std::min(caches.size(), texts.size()));
+  struct Span {
+    size_t worker, begin, end;
+  };
+  std::vector<Span> spans(texts.size());
+  std::atomic<size_t> next = 0;
+  std::atomic<uint32_t> forbidden = kNoToken;
+  run_threads(
+      num_threads,
+      [&](size_t worker) {
+        TokenBuffer& ids = num_threads == 1 ? all : buffers[worker];
+        for (size_t i; (i = next.fetch_add(1)) < texts.size() && forbidden == kNoToken;) {
+          const size_t begin = ids.size();
+          const uint32_t found = lmworks::encode(model_, query, special_ids_, *caches[worker],
+                                                 reinterpret_cast<const uint8_t*>(texts[i].data()),
+                                                 texts[i].size(), ids);
+          if (found != kNoToken) forbidden = found;
+          spans[i] = {worker, begin, ids.size()};
+        }
+      },
+      nullptr);
+  const size_t first = starts.size() - 1;
+  for (const Span& span : spans) starts.push_back(starts.back() + span.end - span.begin);
+  if (num_threads == 1) return forbidden;
+  all.reserve(starts.back() - all.size());
+  next = 0;
+  run_threads(
+      num_threads,
+      [&](size_t) {
+        for (size_t i; (i = next.fetch_add(1)) < spans.size();) {
+          const uint32_t* const from = buffers[spans[i].worker].data();
+          std::copy(from + spans[i].begin, from + spans[i].end, all.data() + starts[first + i]);
+        }
+      },
+      nullptr);
+  all.advance_to(all.data() + starts.back());
+  for (TokenBuffer& buffer : buffers) buffer.clear();
+  return forbidden;
 }
 
 // The bytes of the tokens one after another. An id without bytes: ValueError with its place.
@@ -327,7 +393,7 @@ void bind_encode(nb::module_& m) {
       .def("encode_to_numpy", &Encoder::encode_to_numpy, nb::arg("text"), nb::arg("actions"))
       .def("encode_to_list", &Encoder::encode_to_list, nb::arg("text"), nb::arg("actions"))
       .def("encode_batch", &Encoder::encode_batch, nb::arg("texts"), nb::arg("actions"),
-           nb::arg("num_threads"))
+           nb::arg("num_threads"), nb::arg("to_bytes"))
       .def("encode_pieces", &Encoder::encode_pieces, nb::arg("text"), nb::arg("ends"))
       .def("ids_to_list", &Encoder::ids_to_list, nb::arg("ids"));
 }

@@ -35,6 +35,7 @@ class TokenBuffer {
   }
   void advance_to(const uint32_t* end) { size_ = static_cast<size_t>(end - data_); }
   void push(uint32_t id) { *reserve(1) = id, ++size_; }
+  void clear() { size_ = 0; }
   void shrink_to_fit() {
     if (size_ != 0) resize(size_);
   }

@@ -201,7 +201,7 @@ class Tokenizer(ABC):
         if num_threads < 1:
             raise ConfigError(f"num_threads={num_threads}; use 1 or more")
         actions = self._specials.actions(allowed_special, disallowed_special)
-        ids, starts = self._encode_many([_utf8(text) for text in texts], actions, num_threads)
+        ids, starts = self._encode_many(list(texts), actions, num_threads)
         return self._as_type(ids, dtype), starts
 
     def encode_iterable(
@@ -503,11 +503,6 @@ def to_bytes(text: str | bytes) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
-
-
-def _utf8(text: str | bytes) -> str | bytes:
-    """The text itself where its UTF-8 needs no copy, else its bytes."""
-    return text if isinstance(text, str) and text.isascii() else to_bytes(text)
 
 
 def to_text(text: bytes) -> str:

@@ -207,7 +207,7 @@ class BPETokenizer(Tokenizer):
     def _encode_direct(
         self, texts: list[str | bytes] | list[bytes], actions: bytes, num_threads: int
     ) -> "tuple[Ids, NDArray[np.uint64]]":
-        found = self._encoder.encode_batch(texts, actions, num_threads)
+        found = self._encoder.encode_batch(texts, actions, num_threads, to_bytes)
         if isinstance(found, int):
             raise self._forbidden_in(texts, actions)
         return found
@@ -219,7 +219,7 @@ class BPETokenizer(Tokenizer):
         import numpy as np
 
         direct = [text for text, is_needed in zip(texts, needed, strict=True) if not is_needed]
-        found = self._encoder.encode_batch(direct, actions, num_threads)
+        found = self._encoder.encode_batch(direct, actions, num_threads, to_bytes)
         if isinstance(found, int):
             raise self._forbidden_in(texts, actions)
         arrays = iter(np.split(found[0], found[1][1:-1].astype(np.int64)))

@@ -153,7 +153,7 @@ class SentencePieceTokenizer(Tokenizer):
             ids = self._encoder.encode_to_numpy(texts[0], self._find_symbols)
             assert not isinstance(ids, int), "no symbol is forbidden"
             return self._fused(ids, np.array([0, len(ids)], np.uint64))
-        found = self._encoder.encode_batch(texts, self._find_symbols, num_threads)
+        found = self._encoder.encode_batch(texts, self._find_symbols, num_threads, to_bytes)
         assert not isinstance(found, int), "no symbol is forbidden"
         return self._fused(*found)
 
