@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -161,18 +162,24 @@ class Encoder {
       throw nb::value_error("piece ends: the last is not the end of the text");
     }
     TokenBuffer ids;
-    auto cache = take_cache();
+    Worker worker = take_worker();
     {
       const nb::gil_scoped_release release;
-      cache->encode_cut(model_, data(text), {ends.data(), ends.size()}, ids);
+      worker.cache->encode_cut(model_, data(text), {ends.data(), ends.size()}, ids);
     }
-    caches_.push_back(std::move(cache));
+    workers_.push_back(std::move(worker));
     return to_numpy(std::move(ids));
   }
 
   nb::list ids_to_list(IdsIn ids) { return to_list(ids.data(), ids.size()); }
 
  private:
+  // What an encoding thread works with; kept between calls.
+  struct Worker {
+    std::unique_ptr<PieceCache> cache;
+    TokenBuffer ids;
+  };
+
   static BpeModel make_model(const std::string& pattern, bool ignore_merges,
                              const nb::bytes& token_bytes, OffsetsIn offsets, IdsIn merges,
                              std::optional<IdsIn> outputs, std::optional<OffsetsIn> output_offsets,
@@ -180,22 +187,21 @@ class Encoder {
   uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
   nb::list to_list(const uint32_t* ids, size_t size);
   uint32_t encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
-                         std::vector<std::unique_ptr<PieceCache>>& caches,
-                         std::vector<TokenBuffer>& buffers, std::vector<uint64_t>& starts,
+                         std::vector<Worker>& workers, std::vector<uint64_t>& starts,
                          TokenBuffer& all) const;
 
-  std::unique_ptr<PieceCache> take_cache() {
-    if (caches_.empty()) return std::make_unique<PieceCache>(max_cache_slots_);
-    auto cache = std::move(caches_.back());
-    caches_.pop_back();
-    return cache;
+  Worker take_worker() {
+    if (workers_.empty()) return {std::make_unique<PieceCache>(max_cache_slots_), TokenBuffer()};
+    Worker worker = std::move(workers_.back());
+    workers_.pop_back();
+    return worker;
   }
 
   BpeModel model_;
   std::shared_ptr<const SpecialMatcher> matcher_;
   std::vector<uint32_t> special_ids_;
   size_t max_cache_slots_;
-  std::vector<std::unique_ptr<PieceCache>> caches_;
+  std::vector<Worker> workers_;
   std::vector<nb::object> interned_;  // int objects by id: a list costs a pointer per token
 };
 
@@ -244,14 +250,15 @@ BpeModel Encoder::make_model(const std::string& pattern, bool ignore_merges,
 
 uint32_t Encoder::run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids) {
   const auto query = make_query(*matcher_, actions);
-  auto cache = take_cache();
+  Worker worker = take_worker();
   uint32_t forbidden;
   {
     const nb::gil_scoped_release release;
     ids.reserve(text.size() / 4 + 1024);
-    forbidden = lmworks::encode(model_, *query, special_ids_, *cache, data(text), text.size(), ids);
+    forbidden =
+        lmworks::encode(model_, *query, special_ids_, *worker.cache, data(text), text.size(), ids);
   }
-  caches_.push_back(std::move(cache));
+  workers_.push_back(std::move(worker));
   return forbidden;
 }
 
@@ -275,12 +282,11 @@ nb::list Encoder::to_list(const uint32_t* ids, size_t size) {
 // Texts are taken a window at a time: the threads' own ids then need no more memory than that.
 nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& actions,
                                  size_t num_threads, const nb::callable& to_bytes) {
-  constexpr size_t kWindowBytes = size_t{8} << 20;
+  constexpr size_t kWindowBytes = size_t{16} << 20;
   const auto query = make_query(*matcher_, actions);
   auto starts = std::make_unique<std::vector<uint64_t>>(1, 0);
-  std::vector<std::unique_ptr<PieceCache>> caches(num_threads);
-  for (auto& cache : caches) cache = take_cache();
-  std::vector<TokenBuffer> buffers(num_threads);
+  std::vector<Worker> workers;
+  for (size_t i = 0; i < num_threads; ++i) workers.push_back(take_worker());
   TokenBuffer all = take_spare();
   Utf8Texts window;
   std::atomic<uint32_t> forbidden = kNoToken;
@@ -297,10 +303,10 @@ nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& act
     while (i < num_texts && window.num_bytes() < kWindowBytes) window.add(texts[i++], to_bytes);
     const nb::gil_scoped_release release;
     // An error may leave its cache half-changed: then none is kept.
-    const uint32_t found = encode_window(*query, window.views(), caches, buffers, *starts, all);
+    const uint32_t found = encode_window(*query, window.views(), workers, *starts, all);
     if (found != kNoToken) forbidden = found;
   }
-  for (auto& cache : caches) caches_.push_back(std::move(cache));
+  for (Worker& worker : workers) workers_.push_back(std::move(worker));
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
   uint64_t* const p = starts->data();
   const size_t size = starts->size();
@@ -310,29 +316,53 @@ nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& act
   return nb::make_tuple(nb::cast(to_numpy(std::move(all))), nb::cast(OffsetsOut(p, {size}, owner)));
 }
 
+// Hands out texts from both ends until none is left.
+class TextQueue {
+ public:
+  explicit TextQueue(size_t num_texts) : back_(num_texts) {}
+  // The number of a text, or kNone. From the front they come in order.
+  size_t take_front() {
+    const std::lock_guard lock(mutex_);
+    return front_ < back_ ? front_++ : kNone;
+  }
+  size_t take_back() {
+    const std::lock_guard lock(mutex_);
+    return front_ < back_ ? --back_ : kNone;
+  }
+  static constexpr size_t kNone = SIZE_MAX;
+
+ private:
+  std::mutex mutex_;
+  size_t front_ = 0, back_;
+};
+
 // Appends the ids of the texts to `all` and their ends to `starts`; or the forbidden token's index.
+// The first worker takes texts from the front and writes where the ids belong; the others take them
+// from the back, and only their ids are copied.
 uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
-                                std::vector<std::unique_ptr<PieceCache>>& caches,
-                                std::vector<TokenBuffer>& buffers, std::vector<uint64_t>& starts,
+                                std::vector<Worker>& workers, std::vector<uint64_t>& starts,
                                 TokenBuffer& all) const {
-  const size_t num_threads = std::max<size_t>(1, std::min(caches.size(), texts.size()));
+  const size_t num_threads = std::max<size_t>(1, std::min(workers.size(), texts.size()));
   struct Span {
     size_t worker, begin, end;
   };
   std::vector<Span> spans(texts.size());
-  std::atomic<size_t> next = 0;
+  TextQueue queue(texts.size());
   std::atomic<uint32_t> forbidden = kNoToken;
   run_threads(
       num_threads,
-      [&](size_t worker) {
-        TokenBuffer& ids = num_threads == 1 ? all : buffers[worker];
-        for (size_t i; (i = next.fetch_add(1)) < texts.size() && forbidden == kNoToken;) {
+      [&](size_t number) {
+        Worker& worker = workers[number];
+        TokenBuffer& ids = number == 0 ? all : worker.ids;
+        while (forbidden == kNoToken) {
+          const size_t i = number == 0 ? queue.take_front() : queue.take_back();
+          if (i == TextQueue::kNone) break;
           const size_t begin = ids.size();
-          const uint32_t found = lmworks::encode(model_, query, special_ids_, *caches[worker],
+          const uint32_t found = lmworks::encode(model_, query, special_ids_, *worker.cache,
                                                  reinterpret_cast<const uint8_t*>(texts[i].data()),
                                                  texts[i].size(), ids);
           if (found != kNoToken) forbidden = found;
-          spans[i] = {worker, begin, ids.size()};
+          spans[i] = {number, begin, ids.size()};
         }
       },
       nullptr);
@@ -340,18 +370,18 @@ uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const std::
   for (const Span& span : spans) starts.push_back(starts.back() + span.end - span.begin);
   if (num_threads == 1) return forbidden;
   all.reserve(starts.back() - all.size());
-  next = 0;
   run_threads(
       num_threads,
-      [&](size_t) {
-        for (size_t i; (i = next.fetch_add(1)) < spans.size();) {
-          const uint32_t* const from = buffers[spans[i].worker].data();
-          std::copy(from + spans[i].begin, from + spans[i].end, all.data() + starts[first + i]);
+      [&](size_t number) {
+        for (size_t i = number; i < spans.size(); i += num_threads) {
+          const auto& [worker, begin, end] = spans[i];
+          const uint32_t* const ids = workers[worker].ids.data();
+          if (worker != 0) std::copy(ids + begin, ids + end, all.data() + starts[first + i]);
         }
       },
       nullptr);
   all.advance_to(all.data() + starts.back());
-  for (TokenBuffer& buffer : buffers) buffer.clear();
+  for (Worker& worker : workers) worker.ids.clear();
   return forbidden;
 }
 
