@@ -70,7 +70,7 @@ void merges_do_not_depend_on_threads(std::mt19937& rng) {
     for (const unsigned num_threads : {1u, 3u}) {
       BpeTrainer trainer(Pattern::o200k, {"<|e|>", "a"}, num_threads);
       trainer.count_texts(views);
-      results.push_back(trainer.train(100, go_on));
+      results.push_back(trainer.train({.max_merges = 100}, go_on));
     }
     check(results[0] == results[1], "merges do not depend on the number of threads");
   }
@@ -87,7 +87,29 @@ void file_gives_the_merges_of_its_text(std::mt19937& rng, const std::string& pat
   check(fresh.count_file(path, true, go_on).is_valid, "broken UTF-8 is allowed");
   const std::string_view view = text;
   from_text.count_texts({&view, 1});
-  check(fresh.train(60, go_on) == from_text.train(60, go_on), "file equals text");
+  const TrainOptions options{.max_merges = 60};
+  check(fresh.train(options, go_on) == from_text.train(options, go_on), "file equals text");
+  std::remove(path.c_str());
+}
+
+void counts_survive_a_file_and_a_memory_limit(std::mt19937& rng, const std::string& path) {
+  const auto go_on = [](uint64_t, uint64_t) { return true; };
+  std::vector<std::string> texts(400);
+  for (std::string& text : texts) text = random_text(rng, 200);
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  TrainOptions options{.max_merges = 200, .ties = Ties::huggingface, .min_frequency = 2};
+  options.max_token_bytes = 9;
+  options.seeds = {"seed"};
+  BpeTrainer whole(Pattern::cl100k, {"<|e|>"}, 2), from_file(Pattern::cl100k, {"<|e|>"}, 1);
+  BpeTrainer limited(Pattern::cl100k, {"<|e|>"}, 2, "",
+                     {.max_memory_bytes = 32 << 20, .spill_folder = "."});
+  whole.count_texts(views);
+  limited.count_texts(views);
+  whole.save_counts(path);
+  from_file.add_counts(path);
+  const auto merges = whole.train(options, go_on);
+  check(!merges.empty() && from_file.train(options, go_on) == merges, "counts survive a file");
+  check(limited.train(options, go_on) == merges, "a memory limit changes no merge");
   std::remove(path.c_str());
 }
 
@@ -98,5 +120,6 @@ int main() {
   pieces_cover_the_text(rng);
   merges_do_not_depend_on_threads(rng);
   file_gives_the_merges_of_its_text(rng, "text_train_test.tmp");
+  counts_survive_a_file_and_a_memory_limit(rng, "text_train_test.counts");
   std::puts("ok");
 }
