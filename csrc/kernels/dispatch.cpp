@@ -1,7 +1,6 @@
 #include "lmworks/dispatch.h"
 
 #include <cstdlib>
-#include <stdexcept>
 #include <string>
 
 namespace lmworks {
@@ -38,13 +37,13 @@ Isa active_isa() {
   for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
     if (std::string(wanted) != isa_name(isa)) continue;
     if (isa > best) {
-      throw std::runtime_error(std::string("LMWORKS_ISA=") + wanted +
-                               ": this CPU supports at most " + isa_name(best));
+      throw IsaError(std::string("LMWORKS_ISA=") + wanted + ": this CPU supports at most " +
+                     isa_name(best));
     }
     return isa;
   }
-  throw std::runtime_error(std::string("LMWORKS_ISA=") + wanted +
-                           ": unknown; allowed: portable, avx2, avx512");
+  throw IsaError(std::string("LMWORKS_ISA=") + wanted +
+                 ": unknown; allowed: portable, avx2, avx512");
 }
 
 }  // namespace lmworks

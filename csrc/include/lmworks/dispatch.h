@@ -5,6 +5,8 @@
 // support, or the one that the environment variable LMWORKS_ISA names.
 #pragma once
 
+#include <stdexcept>
+
 namespace lmworks {
 
 enum class Isa { portable, avx2, avx512 };
@@ -12,7 +14,11 @@ enum class Isa { portable, avx2, avx512 };
 // Best instruction set of this machine, ignoring LMWORKS_ISA.
 Isa best_isa();
 
-// The one in use. Throws std::runtime_error when LMWORKS_ISA names an unknown or unsupported one.
+struct IsaError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The one in use. Throws IsaError when LMWORKS_ISA names an unknown or unsupported one.
 Isa active_isa();
 
 const char* isa_name(Isa isa);

@@ -158,3 +158,22 @@ def test_borders_are_found_in_a_novel_at_every_offset(pattern: str) -> None:
         check(text[offset : offset + 200_000], [pattern])
     check(text.replace(b" ", "\u3000".encode()), [pattern])
     check(text.replace(b"e", "é".encode()).replace(b"\n", "\n中".encode()), [pattern])
+
+
+def test_an_unknown_instruction_set_is_the_users_mistake() -> None:
+    program = (
+        "from lmworks.base.errors import ConfigError\n"
+        "from lmworks.tokenizer import train_bpe_from_iterator\n"
+        "try:\n"
+        "    train_bpe_from_iterator(['a b'], 260, num_threads=2).encode('a b')\n"
+        "except ConfigError as err:\n"
+        "    print(err)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LMWORKS_ISA": "avx9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "LMWORKS_ISA=avx9: unknown; allowed: portable, avx2, avx512" in done.stdout
