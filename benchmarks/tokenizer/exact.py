@@ -239,7 +239,7 @@ def ways(vocabulary: Vocabulary, args: argparse.Namespace) -> Iterator[Row]:
 def ways_in(vocabulary: Vocabulary, tokenizer: BPETokenizer) -> dict[str, Encode]:
     """Every other way from texts to ids."""
     any_text: dict[str, Any] = {"disallowed_special": ()}
-    with mock.patch.object(bpe, "MAX_CACHE_SLOTS", 0):
+    with mock.patch.object(bpe, "MAX_CACHE_SLOTS", 1):
         forgetful = load(vocabulary.own)
     assert isinstance(forgetful, BPETokenizer), "written by write_vocabulary"
 

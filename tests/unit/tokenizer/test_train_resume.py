@@ -235,6 +235,10 @@ train_bpe(folder, 600, resume_dir=state, save_every_s=1e-9).save(out)
 """
 
 
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_in_the_same_tokenizer(
     folder: Path, tmp_path: Path
@@ -248,8 +252,11 @@ def test_killed_at_random_moments_it_ends_in_the_same_tokenizer(
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            # Later and later, so that it ends on a slow machine too.
-            time.sleep(rng.uniform(0, 0.3 * (1 + len(positions))))
+            # Not before it got further, so that it ends on a slow machine, too.
+            before = _content(state / STATE_NAME)
+            while process.poll() is None and _content(state / STATE_NAME) == before:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.01))
             process.kill()
         if (state / STATE_NAME).exists():
             positions.append(json.loads((state / STATE_NAME).read_text())["position"])
