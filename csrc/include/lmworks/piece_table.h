@@ -88,8 +88,6 @@ class PieceTable {
 
   void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash >> shift_]); }
 
-  size_t size() const { return used_; }
-
   // The first slot to look at; the piece is there, elsewhere or nowhere.
   const Slot& slot_of(uint64_t hash) const { return slots_[hash >> shift_]; }
 

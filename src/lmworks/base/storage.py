@@ -46,6 +46,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     On any failure the temporary file is removed and `path` keeps its old content.
     """
     path = Path(path)
+    _refuse_device(path)
     part = part_path(path)
     with _storage_errors(path):
         try:
@@ -105,6 +106,7 @@ def part_path(path: Path) -> Path:
 def check_writable(path: str | Path) -> None:
     """StorageError if `path` could not be written: said before hours of work. Writes nothing."""
     path = Path(path)
+    _refuse_device(path)
     with _storage_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -115,6 +117,14 @@ def check_writable(path: str | Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _refuse_device(path: Path) -> None:
+    """A file renamed over a device or a pipe would take its place, for all users of it."""
+    with _storage_errors(path):
+        is_other = path.exists() and not path.is_file() and not path.is_dir()
+    if is_other:
+        raise StorageError(f"{path} is a device or a pipe, not a file; give the name of a file")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

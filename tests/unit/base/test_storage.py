@@ -133,3 +133,13 @@ def test_sha256_is_that_of_the_content(tmp_path: Path) -> None:
 def test_a_target_without_a_name_is_refused(target: str) -> None:
     with pytest.raises(StorageError, match="needs a name of its own"):
         storage.write_text(target, "text")
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (lambda: storage.write_text(pipe, "x"), lambda: storage.check_writable(pipe)):
+        with pytest.raises(StorageError, match="is a device or a pipe"):
+            write()
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
