@@ -150,7 +150,8 @@ class _Tree:
                 if key in schema.model_fields
                 for section in _sections(schema.model_fields[key].annotation)
             ]
-            if isinstance(value, dict) and field_schemas:
+            is_open = isinstance(value, dict) and isinstance(tree.get(key), dict)  # any keys
+            if isinstance(value, dict) and (field_schemas or is_open):
                 child = tree.setdefault(key, {})
                 if not isinstance(child, dict):
                     child = tree[key] = {}

@@ -10,7 +10,9 @@ for each one of the forward (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 """
 
 import math
-from typing import Annotated, Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     Field,
@@ -21,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from lmworks.base.config import Config
+from lmworks.base.config import Config, suggest
 from lmworks.models.presets import preset_values
 from lmworks.nn.config import (
     AttentionConfig,
@@ -30,7 +32,9 @@ from lmworks.nn.config import (
     NormConfig,
     PositionConfig,
     RopeConfig,
+    Shapes,
     default_d_ff,
+    prefixed,
 )
 
 TRAINING_FLOPS_FACTOR = 3
@@ -38,6 +42,12 @@ MAX_SEQ_LEN = 2**24
 """Longest context that a config may name: position tables are built in full, so a forged config
 must not ask for all memory."""
 _COUNT = TypeAdapter(PositiveInt)
+_ATTENTION: TypeAdapter[AttentionConfig] = TypeAdapter(AttentionConfig)
+_MLP: TypeAdapter[MLPConfig] = TypeAdapter(MLPConfig)
+_POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
+S = TypeVar("S")
+_EMBEDDED_POSITIONS = ("learned", "sinusoidal")
+_MAX_REPEATS = 10_000
 
 
 class InitConfig(Config):
@@ -48,6 +58,28 @@ class InitConfig(Config):
     scale_residual: bool = True
     """Multiply the std of attention.o and mlp.down by 1 / sqrt(2 num_layers), so that the residual
     stream keeps its variance whatever the depth."""
+
+
+class LayerKind(Config):
+    """What sets layers of one kind apart: values over the model's own sections.
+
+    A `kind` that differs from the section's starts it anew, as everywhere in a recipe.
+    """
+
+    attention: dict[str, Any] = Field(default_factory=dict)
+    """For example {window: 1024}."""
+    mlp: dict[str, Any] = Field(default_factory=dict)
+    """For example {d_ff: 10944}."""
+    position: dict[str, Any] = Field(default_factory=dict)
+    """rope or none; for example {theta: 10000}."""
+
+
+class LayerConfig(NamedTuple):
+    """Everything that one block is built from beside what all blocks share."""
+
+    attention: AttentionConfig
+    mlp: MLPConfig
+    position: PositionConfig
 
 
 class ModelConfig(Config):
@@ -71,6 +103,11 @@ class ModelConfig(Config):
     mlp: MLPConfig
     attention: AttentionConfig
     position: PositionConfig = RopeConfig()
+    layer_kinds: dict[str, LayerKind] = Field(default_factory=dict)
+    """Kinds of layers by name, each told by what differs from `attention`, `mlp`, `position`."""
+    layer_pattern: tuple[str, ...] = ()
+    """Kinds from the first layer on, repeated over the depth: [local, local, local, global], or
+    ["dense*3", "moe*58"]. Empty: all layers are alike."""
     tie_embeddings: bool = False
     """Use the embedding as the output head (Press & Wolf 2017)."""
     logit_softcap: NonNegativeFloat = 0.0
@@ -106,14 +143,31 @@ class ModelConfig(Config):
         return filled
 
     @model_validator(mode="after")
-    def _positions_pair_up(self) -> "ModelConfig":
-        """Rotations and sine-cosine pairs need an even size."""
-        head_dim = self.attention.head_dim
-        if self.position.kind == "rope" and head_dim % 2:
-            raise ValueError(
-                f"attention.head_dim={head_dim} is odd, but position.kind=rope turns pairs of "
-                f"elements; nearest: {head_dim + 1}"
-            )
+    def _layers_are_possible(self) -> "ModelConfig":
+        """Every named kind exists and fits; rotations and sine-cosine pairs need an even size."""
+        for name in self._period:
+            if name and name not in self.layer_kinds:
+                raise ValueError(
+                    f"layer_pattern names {name!r}, which is not in layer_kinds"
+                    f"{suggest(name, self.layer_kinds)}"
+                )
+        for name in sorted(self.layer_kinds):
+            if name not in self._period:
+                raise ValueError(f"layer_kinds.{name} is not in layer_pattern")
+            kind = self.layer_kinds[name].position.get("kind", "none")
+            if kind in _EMBEDDED_POSITIONS:
+                raise ValueError(
+                    f"layer_kinds.{name}.position.kind={kind} is added to the embedding, before "
+                    "all layers; only the model's own position can be that"
+                )
+        for name, layer in self._layer_configs().items():
+            head_dim = layer.attention.rotary_dim
+            if layer.position.kind == "rope" and head_dim % 2:
+                where = f"layer_kinds.{name}." if name else ""
+                raise ValueError(
+                    f"{where}attention.head_dim={head_dim} is odd, but position.kind=rope turns "
+                    f"pairs of elements; nearest: {head_dim + 1}"
+                )
         if self.position.kind == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd, but position.kind=sinusoidal fills pairs of "
@@ -121,18 +175,27 @@ class ModelConfig(Config):
             )
         return self
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every weight by its name in a state dict or checkpoint, in model order."""
-        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.vocab_size, self.d_model)}
-        if self.position.kind == "learned":
-            shapes["position.weight"] = (self.max_seq_len, self.d_model)
+    def layers(self) -> Iterator[LayerConfig]:
+        """The config of each layer, first to last."""
+        kinds, period = self._layer_configs(), self._period
         for layer in range(self.num_layers):
-            shapes |= {f"layers.{layer}.{k}": v for k, v in self._block_shapes().items()}
-        if self.has_final_norm:
-            shapes |= self._norm_shapes("norm", self.d_model)
-        if not self.tie_embeddings:
-            shapes["head.weight"] = (self.vocab_size, self.d_model)
-        return shapes
+            yield kinds[period[layer % len(period)]]
+
+    def layer_counts(self) -> list[tuple[LayerConfig, int]]:
+        """Each kind of layer and how many there are, without going through all of them."""
+        period, kinds = self._period, self._layer_configs()
+        counts: Counter[str] = Counter()
+        rounds, rest = divmod(self.num_layers, len(period))
+        for index, name in enumerate(period):
+            counts[name] += rounds + (index < rest)
+        return [(kinds[name], count) for name, count in counts.items() if count]
+
+    def weight_shapes(self) -> Shapes:
+        """Shape of every weight by its name in a state dict or checkpoint, in model order."""
+        shapes = self._embedding_shapes()
+        for index, layer in enumerate(self.layers()):
+            shapes |= prefixed(f"layers.{index}", self._block_shapes(layer))
+        return shapes | self._head_shapes()
 
     @property
     def has_final_norm(self) -> bool:
@@ -141,27 +204,27 @@ class ModelConfig(Config):
 
     def param_counts(self) -> dict[str, int]:
         """Parameters by part: embedding, position, attention, mlp, norms, head."""
-        d, attention, layers = self.d_model, self.attention, self.num_layers
-        biases = int(self.use_bias)
-        attention_per_layer = 2 * d * (attention.d_query + attention.d_kv) + biases * (
-            attention.d_query + 2 * attention.d_kv + d
-        )
-        num_inputs = self.mlp.num_matrices - 1
-        mlp_per_layer = self.mlp.num_matrices * d * self.mlp.d_ff + biases * (
-            num_inputs * self.mlp.d_ff + d
-        )
-        return {
-            "embedding": self.vocab_size * d,
-            "position": self.max_seq_len * d if self.position.kind == "learned" else 0,
-            "attention": layers * attention_per_layer,
-            "mlp": layers * mlp_per_layer,
-            "norms": self._norm_params(),
-            "head": 0 if self.tie_embeddings else self.vocab_size * d,
-        }
+        counts = dict.fromkeys(("embedding", "position", "attention", "mlp", "norms", "head"), 0)
+        outside = self._embedding_shapes() | self._head_shapes()
+        for shapes, times in [(outside, 1)] + [
+            (self._block_shapes(kind), count) for kind, count in self.layer_counts()
+        ]:
+            for name, shape in shapes.items():
+                counts[_part_of(name)] += times * math.prod(shape)
+        return counts
 
     def num_params(self) -> int:
         """All parameters; a tied head counts once."""
         return sum(self.param_counts().values())
+
+    def num_active_params(self) -> int:
+        """Parameters that one token uses: all but the experts that it is not sent to."""
+        idle = 0
+        for kind, count in self.layer_counts():
+            shapes = kind.mlp.weight_shapes(self.d_model, use_bias=self.use_bias)
+            active = kind.mlp.num_active_params(self.d_model, use_bias=self.use_bias)
+            idle += count * (sum(map(math.prod, shapes.values())) - active)
+        return self.num_params() - idle
 
     def flops_parts(self, context_length: int, *, causal: bool = False) -> dict[str, int]:
         """Forward matmul FLOPs per token by part, for sequences of `context_length` tokens.
@@ -170,14 +233,14 @@ class ModelConfig(Config):
         (arXiv 2204.02311, appendix B); `causal=True` counts only the (T + 1) / 2 keys that an
         average query may see, which is what a kernel that skips masked blocks computes.
         """
-        d, attention, layers = self.d_model, self.attention, self.num_layers
-        twice_num_keys = context_length + 1 if causal else 2 * context_length
-        return {
-            "attention projections": layers * 2 * 2 * d * (attention.d_query + attention.d_kv),
-            "attention scores and values": layers * 2 * twice_num_keys * attention.d_query,
-            "mlp": layers * 2 * self.mlp.num_matrices * d * self.mlp.d_ff,
-            "head": 2 * d * self.vocab_size,
-        }
+        parts: Counter[str] = Counter()
+        for kind, count in self.layer_counts():
+            attention, d = kind.attention, self.d_model
+            scores = attention.score_flops_per_token(context_length, causal=causal)
+            parts["attention projections"] += count * attention.projection_flops_per_token(d)
+            parts["attention scores and values"] += count * scores
+            parts["mlp"] += count * kind.mlp.flops_per_token(d)
+        return dict(parts) | {"head": 2 * self.d_model * self.vocab_size}
 
     def flops_per_token(self, context_length: int, *, training: bool, causal: bool = False) -> int:
         """Matmul FLOPs per token: forward, or 3 times that for training. See `flops_parts`."""
@@ -186,47 +249,96 @@ class ModelConfig(Config):
 
     def kv_cache_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Keys and values of one token in all layers; 2 bytes per element is bf16."""
-        return 2 * self.num_layers * self.attention.d_kv * bytes_per_element
-
-    def _block_shapes(self) -> dict[str, tuple[int, ...]]:
-        d, attention = self.d_model, self.attention
-        shapes: dict[str, tuple[int, ...]] = {}
-        norms = ["attention"] if self.block == "parallel" else ["attention", "mlp"]
-        for name in norms:
-            shapes |= self._norm_shapes(f"{name}_norm", d)
-            if self.norm_position == "double":
-                shapes |= self._norm_shapes(f"{name}_out_norm", d)
-        shapes |= self._linear_shapes("attention.q", d, attention.d_query)
-        shapes |= self._linear_shapes("attention.k", d, attention.d_kv)
-        shapes |= self._linear_shapes("attention.v", d, attention.d_kv)
-        shapes |= self._linear_shapes("attention.o", attention.d_query, d)
-        if attention.qk_norm:
-            shapes |= self._norm_shapes("attention.q_norm", attention.head_dim)
-            shapes |= self._norm_shapes("attention.k_norm", attention.head_dim)
-        for name in ["gate", "up"] if self.mlp.is_gated else ["up"]:
-            shapes |= self._linear_shapes(f"mlp.{name}", d, self.mlp.d_ff)
-        return shapes | self._linear_shapes("mlp.down", self.mlp.d_ff, d)
-
-    def _linear_shapes(self, name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:
-        bias: dict[str, tuple[int, ...]] = {f"{name}.bias": (d_out,)} if self.use_bias else {}
-        return {f"{name}.weight": (d_out, d_in)} | bias
-
-    def _norm_shapes(self, name: str, dim: int) -> dict[str, tuple[int, ...]]:
-        parts = ["weight", "bias"] if self._norm_has_bias else ["weight"]
-        return {f"{name}.{part}": (dim,) for part in parts}
+        elements = 0
+        for kind, count in self.layer_counts():
+            heads, key_dim, value_dim = kind.attention.cache_shape
+            elements += count * heads * (key_dim + value_dim)
+        return elements * bytes_per_element
 
     @property
-    def _norm_has_bias(self) -> bool:
-        return self.norm.kind == "layernorm" and self.use_bias
+    def _period(self) -> list[str]:
+        """Names of the kinds of the first layers, before they repeat; "" is the plain one."""
+        names: list[str] = []
+        for item in self.layer_pattern:
+            name, star, times = item.partition("*")
+            if star and not (times.isdecimal() and 0 < int(times) <= _MAX_REPEATS):
+                raise ValueError(
+                    f"layer_pattern: {item!r} is neither a name nor name*count with a count of 1 "
+                    f"to {_MAX_REPEATS}"
+                )
+            names += [name] * (int(times) if star else 1)
+        return names or [""]
 
-    def _norm_params(self) -> int:
-        """Per block one norm per sublayer (two if double) of d_model, and the query-key norms."""
-        num_sublayers = 1 if self.block == "parallel" else 2
-        num_norms = num_sublayers * (2 if self.norm_position == "double" else 1)
-        qk_norm = 2 * self.attention.head_dim if self.attention.qk_norm else 0
-        per_layer = num_norms * self.d_model + qk_norm
-        final = self.d_model if self.has_final_norm else 0
-        return (self.num_layers * per_layer + final) * (2 if self._norm_has_bias else 1)
+    def _layer_configs(self) -> dict[str, LayerConfig]:
+        """By name of the kind; those that no layer has are not there."""
+        plain = LayerConfig(self.attention, self.mlp, self.position)
+        return {name: self._layer_config(name) if name else plain for name in self._period}
+
+    def _layer_config(self, name: str) -> LayerConfig:
+        kind = self.layer_kinds[name]
+        return LayerConfig(
+            _section(
+                _ATTENTION.validate_python,
+                self.attention,
+                kind.attention,
+                f"layer_kinds.{name}.attention",
+            ),
+            _section(_MLP.validate_python, self.mlp, kind.mlp, f"layer_kinds.{name}.mlp"),
+            _section(
+                _POSITION.validate_python,
+                self.position,
+                kind.position,
+                f"layer_kinds.{name}.position",
+            ),
+        )
+
+    def _embedding_shapes(self) -> Shapes:
+        shapes: Shapes = {"embed.weight": (self.vocab_size, self.d_model)}
+        if self.position.kind == "learned":
+            shapes["position.weight"] = (self.max_seq_len, self.d_model)
+        return shapes
+
+    def _block_shapes(self, layer: LayerConfig) -> Shapes:
+        d = self.d_model
+        shapes: Shapes = {}
+        norms = ["attention"] if self.block == "parallel" else ["attention", "mlp"]
+        for name in norms:
+            shapes |= self.norm.weight_shapes(f"{name}_norm", d, use_bias=self.use_bias)
+            if self.norm_position == "double":
+                shapes |= self.norm.weight_shapes(f"{name}_out_norm", d, use_bias=self.use_bias)
+        attention = layer.attention.weight_shapes(d, norm=self.norm, use_bias=self.use_bias)
+        mlp = layer.mlp.weight_shapes(d, use_bias=self.use_bias)
+        return shapes | prefixed("attention", attention) | prefixed("mlp", mlp)
+
+    def _head_shapes(self) -> Shapes:
+        shapes: Shapes = {}
+        if self.has_final_norm:
+            shapes |= self.norm.weight_shapes("norm", self.d_model, use_bias=self.use_bias)
+        if not self.tie_embeddings:
+            shapes["head.weight"] = (self.vocab_size, self.d_model)
+        return shapes
+
+
+def _section(
+    validate: Callable[[Any], S], section: Config, values: Mapping[str, Any], where: str
+) -> S:
+    """The section with `values` on top; those of another kind stand alone."""
+    base = section.model_dump()
+    is_other_kind = values.get("kind", base["kind"]) != base["kind"]
+    try:
+        return validate(dict(values) if is_other_kind else base | dict(values))
+    except ValidationError as err:
+        first = err.errors()[0]
+        key = ".".join([where, *map(str, first["loc"])])
+        raise ValueError(f"{key}: {first['msg']}") from None
+
+
+def _part_of(name: str) -> str:
+    """The part of the model that a weight belongs to."""
+    if "norm" in name:
+        return "norms"
+    first = name.partition(".")[0]
+    return {"embed": "embedding"}.get(first, first)
 
 
 def residual_std(init: InitConfig, num_layers: int) -> float:

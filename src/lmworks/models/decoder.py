@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmworks.base.errors import ConfigError
-from lmworks.models.config import ModelConfig, residual_std
+from lmworks.models.config import LayerConfig, ModelConfig, residual_std
 from lmworks.nn.attention.cache import KVCache
 from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import causal_mask, document_mask
+from lmworks.nn.config import RopeConfig
 from lmworks.nn.linear import Embedding, Linear
 from lmworks.nn.mlp import make_mlp
 from lmworks.nn.norm import make_norm
@@ -36,20 +37,21 @@ from lmworks.nn.position import (
 class Block(nn.Module):
     """Attention and MLP around the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, own: LayerConfig, layer: int) -> None:
+        """Block number `layer` of a model, with what is its `own`."""
         super().__init__()
         d_model, use_bias = config.d_model, config.use_bias
         self.norm_position = config.norm_position
         self.is_parallel = config.block == "parallel"
         self.attention = GroupedQueryAttention(
-            config.attention,
+            own.attention,
             d_model=d_model,
             norm=config.norm,
             use_bias=use_bias,
             dropout=config.dropout,
             layer=layer,
         )
-        self.mlp = make_mlp(config.mlp, d_model=d_model, use_bias=use_bias)
+        self.mlp = make_mlp(own.mlp, d_model=d_model, use_bias=use_bias)
         self.dropout = nn.Dropout(config.dropout)
         self.attention_norm = _norm(config)
         self.attention_out_norm = _out_norm(config)
@@ -97,16 +99,15 @@ class Decoder(nn.Module):
         d_model, max_seq_len = config.d_model, config.max_seq_len
         self.embed = Embedding(config.vocab_size, d_model)
         self.position: LearnedPositions | SinusoidalPositions | None = None
-        self.rope: Rope | None = None
         if config.position.kind == "learned":
             self.position = LearnedPositions(max_seq_len=max_seq_len, d_model=d_model)
         elif config.position.kind == "sinusoidal":
             self.position = SinusoidalPositions(max_seq_len=max_seq_len, d_model=d_model)
-        elif config.position.kind == "rope":
-            head_dim = config.attention.head_dim
-            self.rope = Rope(config.position, head_dim=head_dim, max_seq_len=max_seq_len)
+        layers = list(config.layers())
+        self.ropes = nn.ModuleList()
+        self._rope_of_layer = self._build_ropes(layers)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, own, i) for i, own in enumerate(layers))
         self.norm = _norm(config) if config.has_final_norm else nn.Identity()
         if not config.tie_embeddings:
             self.head = Linear(d_model, config.vocab_size, bias=False)
@@ -142,9 +143,10 @@ class Decoder(nn.Module):
         x_BTC = self.embed(tokens_BT)
         if self.position is not None:
             x_BTC = self.position.add_to(x_BTC, positions)
-        rotation = None if self.rope is None else self.rope(positions)
+        rotations = [rope(positions) for rope in self.ropes]
         x_BTC = self.dropout(x_BTC)
-        for layer in self.layers:
+        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
+            rotation = None if rope is None else rotations[rope]
             x_BTC = layer(x_BTC, rotation=rotation, mask=mask, cache=cache)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
@@ -158,11 +160,9 @@ class Decoder(nn.Module):
     def new_cache(self, batch_size: int, *, max_seq_len: int | None = None) -> KVCache:
         """An empty key-value cache of the weights' dtype and device, `max_seq_len` tokens long."""
         return KVCache(
-            num_layers=self.config.num_layers,
+            [layer.attention.cache_shape for layer in self.config.layers()],
             batch_size=batch_size,
             max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
-            num_kv_heads=self.config.attention.num_kv_heads,
-            head_dim=self.config.attention.head_dim,
             dtype=self.embed.weight.dtype,
             device=self.embed.weight.device,
         )
@@ -195,6 +195,23 @@ class Decoder(nn.Module):
                 )
                 draw = torch.empty(weight.shape, device=generator.device)
                 weight.copy_(draw.normal_(0.0, std, generator=generator))
+
+    def _build_ropes(self, layers: list[LayerConfig]) -> list[int | None]:
+        """Fill `ropes` with the distinct rotations; the number of each layer's, if it has one."""
+        numbers: dict[tuple[RopeConfig, int], int] = {}
+        of_layer: list[int | None] = []
+        for own in layers:
+            if own.position.kind != "rope":
+                of_layer.append(None)
+                continue
+            key = (own.position, own.attention.rotary_dim)
+            if key not in numbers:
+                numbers[key] = len(self.ropes)
+                self.ropes.append(
+                    Rope(own.position, head_dim=key[1], max_seq_len=self.config.max_seq_len)
+                )
+            of_layer.append(numbers[key])
+        return of_layer
 
     def _positions_and_mask(
         self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None

@@ -10,7 +10,8 @@ model keeps fewer. The loss never holds all logits, so they are not here.
 import math
 from typing import Literal
 
-from lmworks.models.config import ModelConfig
+from lmworks.models.config import LayerConfig, ModelConfig
+from lmworks.nn.config import AttentionConfig, MLPConfig, NormConfig
 from lmworks.plan.hardware import ELEMENT_BYTES, Precision
 
 OptimizerKind = Literal["adamw", "muon", "sgd"]
@@ -78,12 +79,17 @@ def activation_bytes(
 
     With `recomputes` one residual row per block, and all of the one block that is being redone.
     """
-    block = _block_bytes_per_token(config, context_length, precision)
-    final_norm = _norm_bytes(config, config.d_model, precision) if config.has_final_norm else 0
+    blocks = [
+        (_block_bytes_per_token(config, layer, context_length, precision), count)
+        for layer, count in config.layer_counts()
+    ]
+    final_norm = _norm_bytes(config.norm, config.d_model, precision) if config.has_final_norm else 0
     residual = config.d_model * ELEMENT_BYTES[precision]
-    layers = config.num_layers
-    blocks = layers * residual + block if recomputes else layers * block
-    return num_tokens * (blocks + final_norm)
+    if recomputes:
+        kept = config.num_layers * residual + max(size for size, _ in blocks)
+    else:
+        kept = sum(size * count for size, count in blocks)
+    return num_tokens * (kept + final_norm)
 
 
 def readable_bytes(size_bytes: float) -> str:
@@ -95,28 +101,32 @@ def readable_bytes(size_bytes: float) -> str:
     return f"{size_bytes:,.1f} GiB"
 
 
-def _block_bytes_per_token(config: ModelConfig, context_length: int, precision: Precision) -> int:
+def _block_bytes_per_token(
+    config: ModelConfig, layer: LayerConfig, context_length: int, precision: Precision
+) -> int:
     num_sublayers = 1 if config.block == "parallel" else 2
-    norms = _norm_bytes(config, config.d_model, precision)
+    norms = _norm_bytes(config.norm, config.d_model, precision)
     if config.norm_position == "double":
         # The second norm's output is added to the residual stream, which keeps nothing.
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
-    attention = _attention_bytes(config, context_length, precision)
-    return num_sublayers * norms + attention + _mlp_bytes(config, precision)
+    attention = _attention_bytes(config.norm, layer.attention, context_length, precision)
+    return num_sublayers * norms + attention + _mlp_bytes(layer.mlp, precision)
 
 
-def _norm_bytes(config: ModelConfig, dim: int, precision: Precision) -> int:
+def _norm_bytes(norm: NormConfig, dim: int, precision: Precision) -> int:
     """LayerNorm keeps its input; RMSNorm its fp32 input and the normalised input. Both outputs are
     the input of the next product, which keeps it."""
     element_bytes = ELEMENT_BYTES[precision]
-    if config.norm.kind == "layernorm":
+    if norm.kind == "layernorm":
         return dim * 2 * element_bytes
     return dim * (_FP32_BYTES + 2 * element_bytes)
 
 
-def _attention_bytes(config: ModelConfig, context_length: int, precision: Precision) -> int:
+def _attention_bytes(
+    norm: NormConfig, attention: AttentionConfig, context_length: int, precision: Precision
+) -> int:
     """Queries, keys, values and output; the attention weights where a kernel holds them."""
-    attention, element_bytes = config.attention, ELEMENT_BYTES[precision]
+    element_bytes = ELEMENT_BYTES[precision]
     weights_per_query = attention.num_heads * context_length
     if attention.logit_softcap:
         # Keys and values are repeated per head; scores are kept after tanh and after softmax.
@@ -129,12 +139,12 @@ def _attention_bytes(config: ModelConfig, context_length: int, precision: Precis
         size += attention.num_heads * _FP32_BYTES
     if attention.qk_norm:
         num_heads = attention.num_heads + attention.num_kv_heads
-        size += num_heads * _norm_bytes(config, attention.head_dim, precision)
+        size += num_heads * _norm_bytes(norm, attention.head_dim, precision)
         # The norms' outputs are rotated, which keeps the angles only, or used as they are.
         size -= (attention.d_query + attention.d_kv) * element_bytes
     return size
 
 
-def _mlp_bytes(config: ModelConfig, precision: Precision) -> int:
+def _mlp_bytes(mlp: MLPConfig, precision: Precision) -> int:
     """Gated: both inputs of the product, what the activation read, and the product. Plain: two."""
-    return config.mlp.d_ff * (4 if config.mlp.is_gated else 2) * ELEMENT_BYTES[precision]
+    return mlp.d_ff * (4 if mlp.is_gated else 2) * ELEMENT_BYTES[precision]

@@ -74,7 +74,7 @@ def test_grouped_queries_shrink_the_cache_only_by_their_heads():
 
 
 @st.composite
-def configs(draw) -> ModelConfig:
+def config_values(draw) -> dict:
     num_kv_heads = draw(st.sampled_from([1, 2, 3]))
     num_heads = num_kv_heads * draw(st.integers(1, 3))
     choices = {
@@ -105,21 +105,23 @@ def configs(draw) -> ModelConfig:
         ),
         "tie_embeddings": st.booleans(),
     }
-    return ModelConfig.model_validate(draw(st.fixed_dictionaries(choices)))
+    return draw(st.fixed_dictionaries(choices))
 
 
-@given(configs())
+@given(config_values())
 @settings(max_examples=60)
-def test_counts_and_shapes_are_those_of_the_real_model(config):
+def test_counts_and_shapes_are_those_of_the_real_model(values):
+    config = ModelConfig.model_validate(values)
     with torch.device("meta"):
         model = Decoder(config)
     assert {k: tuple(v.shape) for k, v in model.state_dict().items()} == config.weight_shapes()
     assert sum(p.numel() for p in model.parameters()) == model.num_params() == config.num_params()
 
 
-@given(configs())
+@given(config_values())
 @settings(max_examples=30)
-def test_config_survives_yaml(tmp_path_factory, config):
+def test_config_survives_yaml(tmp_path_factory, values):
+    config = ModelConfig.model_validate(values)
     file = tmp_path_factory.mktemp("config") / "config.yaml"
     file.write_text(to_yaml(config))
     assert load(ModelConfig, file).config == config
@@ -206,3 +208,88 @@ def test_config_needs_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOCAL_GLOBAL = {
+    "vocab_size": 50, "max_seq_len": 20, "d_model": 16, "num_layers": 7,
+    "attention": {"num_heads": 4},
+    "layer_kinds": {
+        "local": {"position": {"theta": 100.0}, "mlp": {"d_ff": 24}},
+        "global": {"position": {"kind": "none"}},
+    },
+    "layer_pattern": ["local*2", "global"],
+}  # fmt: skip
+
+
+def test_a_pattern_repeats_over_the_depth():
+    layers = list(ModelConfig.model_validate(LOCAL_GLOBAL).layers())
+    kinds = [(layer.position.kind, layer.mlp.d_ff) for layer in layers]
+    local, whole = ("rope", 24), ("none", default_d_ff(16, "swiglu"))
+    assert kinds == [local, local, whole, local, local, whole, local]
+
+
+def test_counts_of_a_pattern_are_those_of_the_real_model():
+    config = ModelConfig.model_validate(LOCAL_GLOBAL)
+    with torch.device("meta"):
+        model = Decoder(config)
+    assert {k: tuple(v.shape) for k, v in model.state_dict().items()} == config.weight_shapes()
+    assert sum(p.numel() for p in model.parameters()) == config.num_params()
+    assert sum(count for _, count in config.layer_counts()) == 7
+
+
+def test_layers_of_a_pattern_turn_by_their_own_rotation():
+    config = ModelConfig.model_validate(LOCAL_GLOBAL)
+    model = Decoder(config).eval()
+    assert [rope.theta for rope in model.ropes] == [100.0]
+    tokens = torch.arange(12)[None]
+    plain = Decoder(ModelConfig.model_validate(LOCAL_GLOBAL | {"layer_kinds": {
+        "local": {"mlp": {"d_ff": 24}}, "global": {"position": {"kind": "none"}},
+    }})).eval()  # fmt: skip
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(1))
+    plain.load_state_dict(model.state_dict())
+    assert (plain(tokens) - model(tokens)).abs().max() > 0.1
+
+
+def test_an_override_changes_one_value_of_a_kind():
+    key = "layer_kinds.local.mlp.d_ff=32"
+    config = load(
+        ModelConfig, None, [f"{k}={v!r}".replace("'", '"') for k, v in LOCAL_GLOBAL.items()] + [key]
+    ).config
+    assert config.layer_kinds["local"].mlp == {"d_ff": 32}
+    assert config.layer_kinds["local"].position == {"theta": 100.0}
+    assert config.layer_kinds["global"].position == {"kind": "none"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"layer_pattern": ["locl", "global"]},
+            "'locl', which is not in layer_kinds; did you mean 'local'",
+        ),
+        ({"layer_pattern": ["local"]}, "layer_kinds.global is not in layer_pattern"),
+        ({"layer_pattern": ["local*0", "global"]}, "neither a name nor name\\*count"),
+        (
+            {"layer_kinds": {"local": {"mlp": {"d_f": 3}}, "global": {}}},
+            "layer_kinds.local.mlp.d_f",
+        ),
+        (
+            {"layer_kinds": {"local": {"position": {"kind": "learned"}}, "global": {}}},
+            "added to the embedding",
+        ),
+        (
+            {"layer_kinds": {"local": {"attention": {"head_dim": 3}}, "global": {}}},
+            "layer_kinds.local.attention.head_dim=3 is odd",
+        ),
+    ],
+)
+def test_a_wrong_pattern_gets_an_answer_that_helps(change, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.model_validate(LOCAL_GLOBAL | change)
+
+
+def test_a_million_layers_are_counted_at_once():
+    config = ModelConfig.model_validate(LOCAL_GLOBAL | {"num_layers": 10**6})
+    assert config.num_params() > 10**6

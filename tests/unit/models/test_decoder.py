@@ -43,7 +43,8 @@ def lively(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def make_block(norm_position: str, block: str) -> Block:
-    return lively(Block(make_config(norm_position=norm_position, block=block), layer=0).double())
+    config = make_config(norm_position=norm_position, block=block)
+    return lively(Block(config, next(config.layers()), layer=0).double())
 
 
 X = torch.randn(2, 6, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

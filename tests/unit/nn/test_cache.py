@@ -8,13 +8,7 @@ from lmworks.nn.attention.cache import KVCache
 
 
 def make_cache(**changes) -> KVCache:
-    sizes = {
-        "num_layers": 2,
-        "batch_size": 3,
-        "max_seq_len": 8,
-        "num_kv_heads": 2,
-        "head_dim": 4,
-    }
+    sizes = {"shapes": [(2, 4, 4)] * 2, "batch_size": 3, "max_seq_len": 8}
     return KVCache(**(sizes | changes))
 
 
@@ -68,3 +62,11 @@ def test_truncate_cannot_lengthen(length):
 def test_size_is_two_buffers_per_layer():
     cache = make_cache(dtype=torch.bfloat16)
     assert cache.size_bytes == 2 * 2 * (3 * 2 * 8 * 4) * 2
+
+
+def test_keys_and_values_of_a_layer_may_have_other_sizes():
+    cache = make_cache(shapes=[(2, 4, 4), (1, 6, 2)])
+    keys, values = cache.append(1, torch.ones(3, 1, 5, 6), torch.ones(3, 1, 5, 2))
+    assert keys.shape == (3, 1, 5, 6)
+    assert values.shape == (3, 1, 5, 2)
+    assert cache.size_bytes == 4 * 3 * 8 * (2 * 8 + 8)

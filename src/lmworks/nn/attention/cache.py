@@ -3,8 +3,11 @@
 One contiguous buffer per layer for keys and one for values, allocated up front. A forward pass
 appends its tokens layer by layer and `advance`s once at the end: if it fails half-way, the cache
 still holds what it held.
-Shapes: B batch, K kv heads, T new tokens, S cached and new tokens, D head_dim.
+Shapes: B batch, K kv heads, T new tokens, S cached and new tokens, D elements of a
+key, E of a value.
 """
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -18,18 +21,21 @@ class KVCache:
 
     def __init__(
         self,
+        shapes: Sequence[tuple[int, int, int]],
         *,
-        num_layers: int,
         batch_size: int,
         max_seq_len: int,
-        num_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (batch_size, num_kv_heads, max_seq_len, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        """`shapes`: per layer (kv heads, elements of a key, elements of a value)."""
+
+        def buffer(num_heads: int, dim: int) -> Tensor:
+            shape = (batch_size, num_heads, max_seq_len, dim)
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.keys = [buffer(num_heads, key_dim) for num_heads, key_dim, _ in shapes]
+        self.values = [buffer(num_heads, value_dim) for num_heads, _, value_dim in shapes]
         self.batch_size = batch_size
         self.max_seq_len = max_seq_len
         self.length = 0
@@ -41,8 +47,8 @@ class KVCache:
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
     def append(
-        self, layer: int, k_BKTD: Float[Tensor, "B K T D"], v_BKTD: Float[Tensor, "B K T D"]
-    ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S D"]]:
+        self, layer: int, k_BKTD: Float[Tensor, "B K T D"], v_BKTE: Float[Tensor, "B K T E"]
+    ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S E"]]:
         """Store new keys and values of `layer` after the held ones; return all of them as views.
 
         `length` does not move before `advance`.
@@ -50,7 +56,7 @@ class KVCache:
         end = self.length + k_BKTD.shape[2]
         self.check_room(k_BKTD.shape[2])
         self.keys[layer][:, :, self.length : end] = k_BKTD
-        self.values[layer][:, :, self.length : end] = v_BKTD
+        self.values[layer][:, :, self.length : end] = v_BKTE
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def check_room(self, num_tokens: int) -> None:

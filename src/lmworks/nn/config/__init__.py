@@ -1,0 +1,47 @@
+"""What each layer needs to know to be built: plain data, no torch.
+
+Every class here is a section of `lmworks.models.config.ModelConfig`, and computes what follows from
+it: weight shapes, FLOPs, cache size. Sizes that follow from the model's width (`head_dim`, `d_ff`)
+may be left out there; here they are always numbers.
+"""
+
+from lmworks.nn.config.attention import AttentionConfig
+from lmworks.nn.config.mlp import (
+    GATED_ACTIVATIONS,
+    Activation,
+    GatedActivation,
+    MLPConfig,
+    PlainActivation,
+    default_d_ff,
+)
+from lmworks.nn.config.norm import NormConfig, NormKind
+from lmworks.nn.config.number import NonNegativeFloat
+from lmworks.nn.config.position import (
+    LearnedConfig,
+    NoPositionConfig,
+    PositionConfig,
+    RopeConfig,
+    SinusoidalConfig,
+)
+from lmworks.nn.config.shapes import Shapes, linear_shapes, prefixed
+
+__all__ = [
+    "GATED_ACTIVATIONS",
+    "Activation",
+    "AttentionConfig",
+    "GatedActivation",
+    "LearnedConfig",
+    "MLPConfig",
+    "NoPositionConfig",
+    "NonNegativeFloat",
+    "NormConfig",
+    "NormKind",
+    "PlainActivation",
+    "PositionConfig",
+    "RopeConfig",
+    "Shapes",
+    "SinusoidalConfig",
+    "default_d_ff",
+    "linear_shapes",
+    "prefixed",
+]

@@ -1,0 +1,26 @@
+"""Normalisation as data."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from lmworks.base.config import Config
+from lmworks.nn.config.shapes import Shapes
+
+NormKind = Literal["rmsnorm", "layernorm"]
+
+
+class NormConfig(Config):
+    """Normalisation of the residual stream."""
+
+    kind: NormKind = "rmsnorm"
+    """rmsnorm (Zhang & Sennrich 2019) or layernorm (Ba et al. 2016)."""
+    eps: PositiveFloat = 1e-5
+    """Added to the mean square (or variance) under the root."""
+
+    def weight_shapes(self, name: str, dim: int, *, use_bias: bool) -> Shapes:
+        """Of a norm over `dim` channels; RMSNorm has no bias whatever `use_bias` says."""
+        has_bias = self.kind == "layernorm" and use_bias
+        return {
+            f"{name}.{part}": (dim,) for part in (["weight", "bias"] if has_bias else ["weight"])
+        }
