@@ -1,7 +1,7 @@
 """Write src/lmworks/tokenizer/unicode_tables.py: where Hugging Face's Unicode is not Python's.
 
-Its normalization and its accents follow older versions of Unicode than Python's `unicodedata`, its
-lower case a newer one. The tables are asked of the `tokenizers` package; run after an upgrade:
+Its normalization, accents and punctuation follow older versions of Unicode than Python's
+`unicodedata`, its lower case a newer one. The tables are asked of the `tokenizers` package; run after an upgrade:
     python csrc/text/make_normalizer_tables.py
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import regex
-from tokenizers import normalizers
+from tokenizers import normalizers, pre_tokenizers
 
 HEAD = '''"""Hugging Face's Unicode, where not Python's. By csrc/text/make_normalizer_tables.py.
 
@@ -61,6 +61,12 @@ def nonspacing() -> list[int]:
     return [c for c in CODE_POINTS if strip(chr(c)) == ""]
 
 
+def punctuation() -> list[int]:
+    """What Punctuation cuts at."""
+    remove = pre_tokenizers.Punctuation("removed").pre_tokenize_str
+    return [c for c in CODE_POINTS if not remove(chr(c))]
+
+
 def lower() -> dict[int, str]:
     """Lower case that no Python before 3.15 may know."""
     lower = normalizers.Lowercase().normalize_str
@@ -96,6 +102,7 @@ def main() -> None:
     text = HEAD
     text += literal("INERT", as_class(inert()), "Unchanged by normalization, and never moved.")
     text += literal("NONSPACING", as_class(nonspacing()), "Marks that StripAccents removes.")
+    text += literal("PUNCTUATION", as_class(punctuation()), "What Punctuation cuts at.")
     table = ", ".join(f"0x{c:X}: {s!a}" for c, s in lower().items())
     text += (
         f'LOWER: Final = {{\n{table}}}\n"""Lower case of letters newer than Python\'s Unicode."""\n'

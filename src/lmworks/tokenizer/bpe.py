@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lmworks.tokenizer.base import Ids
+    from lmworks.tokenizer.piece_steps import PieceSteps
 
 MAX_CACHE_SLOTS = 1 << 20
 """Default of `max_cache_slots`: at most about 50 MB per encoding thread."""
@@ -49,6 +50,7 @@ class BPETokenizer(Tokenizer):
         normalizer: Normalizer | str | None = None,
         token_flags: Mapping[str, TokenFlags] | None = None,
         add_prefix_space: bool = False,
+        piece_steps: "PieceSteps | None" = None,
         unknown: Unknown | None = None,
     ) -> None:
         """Check and load a vocabulary.
@@ -65,6 +67,8 @@ class BPETokenizer(Tokenizer):
             normalizer: steps before all others; "NFC" composes the text (Qwen).
             token_flags: how special and added tokens are found, of those that have flags.
             add_prefix_space: text between special tokens gets a space in front if it has none.
+            piece_steps: how text is cut where one pattern does not say it (Falcon); the pattern is
+                "none" then.
             unknown: what becomes of bytes that are no tokens; None: all 256 must be tokens.
 
         Raises:
@@ -73,6 +77,11 @@ class BPETokenizer(Tokenizer):
         pattern = _checked_pattern(pattern)
         if isinstance(normalizer, str):
             normalizer = Normalizer.from_json(normalizer)
+        if piece_steps is not None and (pattern != NO_PATTERN or add_prefix_space):
+            raise DataError(
+                f"pattern={pattern!r:.60} and add_prefix_space={add_prefix_space} beside "
+                f"piece_steps; it would be right with pattern={NO_PATTERN!r} and without the space"
+            )
         table = tokens if isinstance(tokens, TokenTable) else TokenTable.of(tokens)
         _check_tokens(table)
         missing = table.missing_bytes()
@@ -85,6 +94,7 @@ class BPETokenizer(Tokenizer):
         self.ignore_merges = ignore_merges
         self.normalizer = normalizer
         self.add_prefix_space = add_prefix_space
+        self.piece_steps = piece_steps
         self.unknown = unknown
         self._make_encoder = partial(
             _text.BpeEncoder,
@@ -124,6 +134,7 @@ class BPETokenizer(Tokenizer):
             pattern=self.pattern,
             normalizer=self.normalizer,
             add_prefix_space=self.add_prefix_space,
+            piece_steps=self.piece_steps,
             unknown=self.unknown,
             missing_bytes=self._missing_bytes,
             token_lengths=self._token_lengths,
@@ -281,6 +292,7 @@ class BPETokenizer(Tokenizer):
             "normalizer": self.normalizer,
             "token_flags": self._specials.flags,
             "add_prefix_space": self.add_prefix_space,
+            "piece_steps": self.piece_steps,
             "unknown": self.unknown,
         }
         return _restore, (arguments, self._settings())
@@ -338,6 +350,8 @@ class BPETokenizer(Tokenizer):
             content["token_flags"] = {n: f.names() for n, f in self._specials.flags.items()}
         if self.add_prefix_space:
             content["add_prefix_space"] = True
+        if self.piece_steps is not None:
+            content["piece_steps"] = self.piece_steps.to_json()
         if self.unknown is not None:
             content["unknown"] = self.unknown.to_json()
         return content
@@ -357,6 +371,7 @@ class BPETokenizer(Tokenizer):
                 for name, names in content.get("token_flags", {}).items()
             },
             add_prefix_space=content.get("add_prefix_space", False),
+            piece_steps=_piece_steps(content.get("piece_steps")),
             unknown=Unknown.from_json(content["unknown"]) if "unknown" in content else None,
         )
 
@@ -367,6 +382,14 @@ def _restore(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> BPETo
     for name, value in settings.items():
         setattr(tokenizer, name, value)
     return tokenizer
+
+
+def _piece_steps(value: Any) -> "PieceSteps | None":
+    if value is None:
+        return None
+    from lmworks.tokenizer.piece_steps import PieceSteps
+
+    return PieceSteps.from_json(value)
 
 
 def _checked_pattern(pattern: str) -> str:

@@ -88,6 +88,7 @@ _OPTIONAL: dict[str, dict[str, Check]] = {
     "bpe": {
         "token_flags": _is_flags,
         "add_prefix_space": is_bool,
+        "piece_steps": Check("a list of steps", lambda v: isinstance(v, list)),
         "unknown": _is_object,
     },
     "sentencepiece": {"token_flags": _is_flags},

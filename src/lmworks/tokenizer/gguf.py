@@ -351,8 +351,8 @@ def _byte_level_pairs(tokenizer: BPETokenizer) -> dict[str, Value]:
             f"llama.cpp has no pre-tokenizer of pattern {tokenizer.pattern!r:.60} with "
             f"ignore_merges={tokenizer.ignore_merges}"
         )
-    if tokenizer.normalizer is not None or tokenizer.add_prefix_space:
-        raise _no_form("it has a normalizer or puts a space in front")
+    if tokenizer.normalizer is not None or tokenizer.add_prefix_space or tokenizer.piece_steps:
+        raise _no_form("it has a normalizer, puts a space in front or cuts text by several steps")
     if tokenizer.unknown not in (None, Unknown()):
         raise _no_form("it has a token for unknown bytes")
     size = tokenizer.vocab_size

@@ -18,6 +18,7 @@ from lmworks.tokenizer.base import Tokenizer
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.byte_letters import LETTERS
 from lmworks.tokenizer.huggingface_parts import is_list, is_object
+from lmworks.tokenizer.huggingface_pieces import Cutting, read_pre_tokenizer, write_pre_tokenizer
 from lmworks.tokenizer.preprocess import Unknown
 from lmworks.tokenizer.schema import field, is_bool, is_int, is_string
 from lmworks.tokenizer.special import PLAIN_FLAGS, TokenFlags
@@ -54,7 +55,7 @@ def from_json(value: dict[str, Any]) -> Tokenizer:
 def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenizer:
     _check_model(model)
     parts.check_decoder(value.get("decoder"))
-    pattern, add_prefix_space = parts.read_pre_tokenizer(value.get("pre_tokenizer"))
+    cutting = read_pre_tokenizer(value.get("pre_tokenizer"))
     vocab: dict[str, int] = _checked_vocab(field(model, "vocab", is_object, "model"))
     special, added, flags = _added_tokens(value.get("added_tokens") or [], vocab)
     merges = _merges(field(model, "merges", is_list, "model"), vocab)
@@ -70,13 +71,14 @@ def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenize
     return BPETokenizer(
         tokens,
         merges,
-        pattern=parts.checked_pattern(pattern),
+        pattern=cutting.pattern,
         special_tokens=special,
         added_tokens=added,
         ignore_merges=ignore_merges,
         normalizer=parts.read_normalizer(value.get("normalizer")),
         token_flags=flags,
-        add_prefix_space=add_prefix_space,
+        add_prefix_space=cutting.add_prefix_space,
+        piece_steps=cutting.piece_steps,
         unknown=_unknown(model, vocab, tokens, merges),
     )
 
@@ -318,8 +320,8 @@ def to_json(tokenizer: BPETokenizer) -> str:
             for name, token_id in names
         ],
         "normalizer": parts.write_normalizer(tokenizer.normalizer),
-        "pre_tokenizer": parts.write_pre_tokenizer(
-            tokenizer.pattern, add_prefix_space=tokenizer.add_prefix_space
+        "pre_tokenizer": write_pre_tokenizer(
+            Cutting(tokenizer.pattern, tokenizer.add_prefix_space, tokenizer.piece_steps)
         ),
         "post_processor": parts.write_post_processor(
             tokenizer.template, {token_id: name for name, token_id in names}

@@ -1,22 +1,16 @@
 """The parts of a Hugging Face tokenizer.json around the model: read and written.
 
-Normalizer, pre-tokenizer, post-processor and decoder are each null, one component or a Sequence of
-them. What would not give exactly the ids of `tokenizers` is refused by name.
+Normalizer, pre-tokenizer (huggingface_pieces.py), post-processor and decoder are each null, one
+component or a Sequence of them. What would not give exactly the ids of `tokenizers` is refused by
+name.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.tokenizer.normalize import Normalizer
-from lmworks.tokenizer.pretokenize import (
-    PATTERNS,
-    STEPS,
-    check_pattern,
-    from_oniguruma,
-    known_pattern,
-)
+from lmworks.tokenizer.pretokenize import from_oniguruma, to_oniguruma
 from lmworks.tokenizer.schema import Check, field, is_bool, is_int, is_string
 from lmworks.tokenizer.template import PLAIN, Template, TemplateItem
 
@@ -58,7 +52,7 @@ def types_of(steps: list[dict[str, Any]]) -> str:
     return f"[{', '.join(repr(step['type'])[:40] for step in steps)}]"
 
 
-def _flag(step: dict[str, Any], name: str, default: bool) -> bool:
+def flag_of(step: dict[str, Any], name: str, default: bool) -> bool:
     value = step.get(name, default)
     if not is_bool.is_right(value):
         raise DataError(f"{step['type']}.{name} must be true or false, got {value!r:.60}")
@@ -79,12 +73,12 @@ def _normalizer_step(step: dict[str, Any]) -> dict[str, Any]:
     if kind in _PLAIN_STEPS:
         return {"kind": _PLAIN_STEPS[kind]}
     if kind == "Strip":
-        left, right = _flag(step, "strip_left", True), _flag(step, "strip_right", True)
+        left, right = flag_of(step, "strip_left", True), flag_of(step, "strip_right", True)
         return {"kind": "strip", "left": left, "right": right}
     if kind == "Prepend":
         return {"kind": "prepend", "text": field(step, "prepend", is_string, kind)}
     if kind == "Replace":
-        pattern, is_regex = _pattern_of(step)
+        pattern, is_regex = pattern_of(step)
         content = field(step, "content", is_string, kind)
         replace = {"kind": "replace", "pattern": pattern, "content": content}
         return {**replace, "is_regex": True} if is_regex else replace
@@ -94,7 +88,7 @@ def _normalizer_step(step: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _pattern_of(step: dict[str, Any]) -> tuple[str, bool]:
+def pattern_of(step: dict[str, Any]) -> tuple[str, bool]:
     """The string or regular expression of a Split or Replace, and whether it is the latter."""
     pattern = field(step, "pattern", is_object, step["type"])
     for key in ("String", "Regex"):
@@ -127,115 +121,22 @@ def _written_step(step: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "Prepend", "prepend": step["text"]}
     if step["kind"] == "replace":
         is_regex = bool(step.get("is_regex"))
-        written = _oniguruma(step["pattern"]) if is_regex else step["pattern"]
+        written = written_expression(step["pattern"]) if is_regex else step["pattern"]
         pattern = {"Regex" if is_regex else "String": written}
         return {"type": "Replace", "pattern": pattern, "content": step["content"]}
     raise DataError(f"the normalizer step {step['kind']!r} has no Hugging Face form")
 
 
-# ---- pre-tokenizer ----
-
-
-def read_pre_tokenizer(value: Any) -> tuple[str, bool]:
-    """The pattern (a name, "none" or an expression), and whether a space is put in front."""
-    steps = steps_of(value, "pretokenizers")
-    if not steps or steps[-1]["type"] != "ByteLevel":
-        raise DataError(
-            f"pre_tokenizer {types_of(steps)} is not supported; it must end in ByteLevel"
-        )
-    *splits, last = steps
-    add_prefix_space = _flag(last, "add_prefix_space", True)
-    if add_prefix_space and splits:
-        raise DataError(
-            "pre_tokenizer: add_prefix_space behind other steps puts a space before every piece, "
-            "which is not supported; it must be false"
-        )
-    expressions = [_split_expression(step) for step in splits]
-    if _flag(last, "use_regex", True):
-        expressions.append(PATTERNS["gpt2"])
-    if not expressions:
-        return "none", add_prefix_space
-    name = known_pattern(*expressions)
-    if name is None and len(expressions) == 1:
-        name = expressions[0]
-    if name is None:
-        raise DataError(
-            f"pre_tokenizer {types_of(steps)}: these expressions one after another are not "
-            f"supported: {expressions!r:.200}; known sequences: {', '.join(STEPS)}"
-        )
-    return name, add_prefix_space
-
-
-def _split_expression(step: dict[str, Any]) -> str:
-    """The expression whose matches, and what is between them, are the step's pieces."""
-    if step["type"] == "Digits":
-        return r"\p{N}" if _flag(step, "individual_digits", False) else r"\p{N}+"
-    if step["type"] != "Split":
-        raise DataError(
-            f"pre_tokenizer {step['type']!r:.60} is not supported; known before ByteLevel: Split, "
-            "Digits"
-        )
-    if step.get("behavior") != "Isolated":
-        # Inverted or not makes no difference then.
-        raise DataError(
-            f"pre_tokenizer: Split with behavior={step.get('behavior')!r:.40} is not supported; it "
-            "must be 'Isolated'"
-        )
-    pattern, is_regex = _pattern_of(step)
-    if not pattern:
-        raise DataError("pre_tokenizer: Split has an empty pattern")
-    return pattern if is_regex else re.escape(pattern)
-
-
-def write_pre_tokenizer(pattern: str, *, add_prefix_space: bool) -> dict[str, Any]:
-    """Inverse of `read_pre_tokenizer`; known patterns in the published spelling."""
-    if pattern in ("gpt2", "none"):
-        return _byte_level(use_regex=pattern == "gpt2", add_prefix_space=add_prefix_space)
-    if add_prefix_space:
-        raise DataError(
-            f"add_prefix_space with the pattern {pattern!r:.60} has no Hugging Face form"
-        )
-    if pattern == "smollm":
-        steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}]
-    else:
-        steps = [_split(expression) for expression in _written_expressions(pattern)]
-    steps.append(_byte_level(use_regex=pattern == "smollm"))
-    return {"type": "Sequence", "pretokenizers": steps}
-
-
-def _written_expressions(pattern: str) -> tuple[str, ...]:
-    if pattern in STEPS:
-        return STEPS[pattern]
-    if pattern in PATTERNS:
-        # Digits before anything else are never followed by a digit, possessive or not.
-        return (PATTERNS[pattern].replace(r"\p{N}{1,3}+", r"\p{N}{1,3}"),)
-    return (_oniguruma(pattern),)
-
-
-def _oniguruma(expression: str) -> str:
-    """The expression, which Hugging Face's engine must read as we do."""
+def written_expression(expression: str) -> str:
+    """The expression as Hugging Face's engine must have it; DataError when it has no such form."""
     try:
-        is_same = from_oniguruma(expression) == expression
-    except ConfigError:
-        is_same = False
-    if not is_same:
-        raise DataError(
-            f"the pattern {expression!r:.80} has no Hugging Face form: ^, $ and a + after a "
-            "counted repeat have another meaning there"
-        )
-    return expression
+        return to_oniguruma(expression)
+    except ConfigError as err:
+        raise DataError(f"{err}, so it has no Hugging Face form") from None
 
 
-def _split(expression: str) -> dict[str, Any]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": expression},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-
-
-def _byte_level(*, use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
+def byte_level(*, use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
+    """The component ByteLevel."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": add_prefix_space,
@@ -256,7 +157,7 @@ def check_decoder(value: Any) -> None:
 
 def write_decoder() -> dict[str, Any]:
     """ByteLevel; its flags have no effect when decoding."""
-    return _byte_level(use_regex=True)
+    return byte_level(use_regex=True)
 
 
 # ---- post-processor ----
@@ -357,11 +258,3 @@ def write_post_processor(
             for i in sorted(template.token_ids)
         },
     }
-
-
-def checked_pattern(pattern: str) -> str:
-    """The pattern as BPETokenizer takes it; DataError when it is no regular expression."""
-    try:
-        return pattern if pattern == "none" else check_pattern(pattern)
-    except ConfigError as err:
-        raise DataError(str(err)) from None

@@ -14,6 +14,8 @@ What is promised, for every kind of tokenizer:
   * With a normalizer a span covers the characters that the token's characters were made from: for
     NFC a letter and its accents, for a character that was put in (a SentencePiece "▁" in front)
     the one after it. Characters that the normalizer removed belong to the token before them.
+  * A space put in front of text (`add_prefix_space`) has the place of the byte behind it; what a
+    pre-tokenizer's step removed is in no span.
 
 Spans are never trimmed; Hugging Face's `trim_offsets=True` takes the blank off a " word".
 """

@@ -2,10 +2,10 @@
 
 Most vocabularies need none of this. Some want text normalized (normalize.py), a space put before
 each text (`add_prefix_space`: GPT-2 as RoBERTa uses it), a pattern that no native scanner knows
-(pretokenize.piece_ends), or lack some of the 256 bytes (`Unknown`). The order is that of Hugging
-Face's `tokenizers`: special tokens split the raw text; each part between them is normalized and
-split at the tokens that are looked for in normalized text; each part that is left gets its space,
-is cut into pieces, and each piece is merged.
+(pretokenize.piece_ends) or several steps of cutting (piece_steps.py), or lack some of the 256 bytes
+(`Unknown`). The order is that of Hugging Face's `tokenizers`: special tokens split the raw text;
+each part between them is normalized and split at the tokens that are looked for in normalized text;
+each part that is left gets its space, is cut into pieces, and each piece is merged.
 """
 
 import re
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lmworks.tokenizer.base import Ids
+    from lmworks.tokenizer.piece_steps import PieceSteps
 
     Spans = NDArray[np.int64]
 
@@ -82,6 +83,7 @@ class Preprocessor:
         pattern: str,
         normalizer: Normalizer | None,
         add_prefix_space: bool,
+        piece_steps: "PieceSteps | None",
         unknown: Unknown | None,
         missing_bytes: bytes,
         token_lengths: "Callable[[], NDArray[np.int64]]",
@@ -89,7 +91,8 @@ class Preprocessor:
         self._encoder = encoder
         self._specials = specials
         self._pattern = pattern
-        self._is_native = pattern in _text.PATTERNS or pattern == "none"
+        self._piece_steps = piece_steps
+        self._is_native = piece_steps is None and (pattern in _text.PATTERNS or pattern == "none")
         self._normalizer = normalizer
         self._add_prefix_space = add_prefix_space
         self._unknown = unknown or Unknown()
@@ -196,22 +199,31 @@ class Preprocessor:
                 yield _Part(piece.text, piece.token_id, begin + span[0], begin + span[1], None)
 
     def _encode_part(self, text: bytes) -> "tuple[Ids, Spans]":
-        """Ids of text that only lacks its space, and their spans in it."""
+        """Ids of text that only lacks its spaces and its cuts, and their spans in it."""
         import numpy as np
 
-        prefix = b" " if self._add_prefix_space and not text.startswith(b" ") else b""
-        text = prefix + text
+        ends: NDArray[np.uint64] | None = None
+        places: NDArray[np.int64] | None = None
+        if self._piece_steps is not None:
+            text, ends, places = self._piece_steps.apply(text)
+        elif self._add_prefix_space and not text.startswith(b" "):
+            places = np.concatenate([[0], np.arange(len(text))])
+            text = b" " + text
         if self._missing is not None and self._missing.search(text):
-            ids, spans = self._encode_with_unknown(text)
+            ids, spans = self._encode_with_unknown(text, self._ends(text) if ends is None else ends)
         else:
-            ids = self._encode_known(text)
-            ends = np.cumsum(self._token_lengths()[ids])
-            spans = np.stack([ends - self._token_lengths()[ids], ends], axis=1)
-        return ids, np.maximum(spans - len(prefix), 0)
+            ids = self._encode_known(text, ends)
+            stops = np.cumsum(self._token_lengths()[ids])
+            spans = np.stack([stops - self._token_lengths()[ids], stops], axis=1)
+        if places is not None:
+            spans = np.stack([places[spans[:, 0]], places[spans[:, 1] - 1] + 1], axis=1)
+        return ids, spans
 
-    def _encode_known(self, text: bytes) -> "Ids":
-        if not self._is_native:
-            return self._encoder.encode_pieces(text, self._ends(text))
+    def _encode_known(self, text: bytes, ends: "NDArray[np.uint64] | None") -> "Ids":
+        if ends is None and not self._is_native:
+            ends = self._ends(text)
+        if ends is not None:
+            return self._encoder.encode_pieces(text, ends)
         found = self._encoder.encode_to_numpy(text, self._as_text)
         assert not isinstance(found, int), "no token is forbidden in plain text"
         return found
@@ -229,7 +241,7 @@ class Preprocessor:
 
         return piece_ends(text, self._pattern)
 
-    def _encode_with_unknown(self, text: bytes) -> "tuple[Ids, Spans]":
+    def _encode_with_unknown(self, text: bytes, ends: "NDArray[np.uint64]") -> "tuple[Ids, Spans]":
         """Pieces without their unknown bytes, or in stretches between unknown tokens."""
         import numpy as np
 
@@ -238,7 +250,7 @@ class Preprocessor:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         begin = 0
-        for end in self._ends(text).tolist():
+        for end in ends.tolist():
             piece = text[begin:end]
             places = [i for i, byte in enumerate(piece) if byte not in self._missing_bytes]
             if unk_id is None:
@@ -284,8 +296,6 @@ def _before_normalizing(spans: "Spans", origin: _Origin | None) -> "Spans":
 
     from lmworks.tokenizer.offsets import spans_before_normalizing
 
-    # An empty span can only be that of a space put in front; it has the first character's place.
-    spans = np.stack([spans[:, 0], np.maximum(spans[:, 1], spans[:, 0] + 1)], axis=1)
     positions = np.array(origin.positions, np.int64)
     return spans_before_normalizing(spans + origin.offset, origin.normalized, positions, origin.raw)
 

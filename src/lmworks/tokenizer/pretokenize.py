@@ -9,10 +9,10 @@ Other expressions are matched with the `regex` package, about a hundred times sl
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
@@ -93,13 +93,18 @@ _EQUAL: Final[dict[tuple[str, ...], str]] = {
     (_KIMI,): "kimi2",
 }
 
-# A text of these characters only is taken for a name, known or misspelt.
+# A pattern of these characters only.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]*")
 # One character, an escape, or the beginning of a set, whose first ] is a member.
 _PART_OF_EXPRESSION: Final = re.compile(r"\\[pPx]\{[^}]{0,99}\}|\\.|\[\^?\]?|.", re.DOTALL)
 _COUNTED_AGAIN: Final = re.compile(r"\{(?=,?\d)(\d{0,9})(,?)(\d{0,9})\}\+")
 # Behind it, `$` is the end of the text for every engine.
 _ALL_BLANKS: Final = [r"\s", "+", "+"]
+# The members of \w, also of Rust's.
+WORD_MEMBERS: Final = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}"
+# Oniguruma's in a set; outside of one it has more.
+_ONIGURUMA_WORD: Final = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}"
+_MORE_OUTSIDE: Final = "²³¹¼½¾"
 # A hundredth of the usual speed of `regex`; a pattern that is slower backtracks without end.
 _MIN_BYTES_PER_S: Final = 50_000
 _MIN_TIME_S: Final = 5.0
@@ -114,6 +119,11 @@ def known_pattern(*steps: str) -> str | None:
     return _EQUAL.get(_spelt_out(steps))
 
 
+def is_name(pattern: str) -> bool:
+    """Whether a pattern is taken for a name, known or misspelt."""
+    return _NAME.fullmatch(pattern) is not None
+
+
 def check_pattern(pattern: str) -> str:
     """The name of a known pattern, also for a model's name or an equal expression; else itself.
 
@@ -126,7 +136,7 @@ def check_pattern(pattern: str) -> str:
     known = known_pattern(pattern)
     if known is not None:
         return known
-    if _NAME.fullmatch(pattern):
+    if is_name(pattern):
         from lmworks.base.config import suggest
 
         raise ConfigError(
@@ -199,13 +209,16 @@ def _has_nested_set(expression: str) -> bool:
 
 
 def from_oniguruma(expression: str) -> str:
-    """The expression of a tokenizer.json, spelt so that `regex` and Rust read it as Oniguruma does.
+    r"""The expression of a tokenizer.json, spelt so that `regex` and Rust read it as Oniguruma.
 
-    There ^ and $ are the ends of a line, and a + after a counted repeat repeats it.
+    There ^ and $ are the ends of a line, a + after a counted repeat repeats it, \w (and so \b) has
+    other members, and \h is a hexadecimal digit.
 
     Raises:
         ConfigError: a repeat like {3}+ that has no plain spelling.
     """
+    members = {"w": _ONIGURUMA_WORD, "h": "0-9A-Fa-f"}
+    expression = _spell_words(expression, members, _MORE_OUTSIDE)
     found: list[str] = []
     depth = 0  # of sets within sets
     i = 0
@@ -225,6 +238,48 @@ def from_oniguruma(expression: str) -> str:
         elif part == "$" and found[-3:] != _ALL_BLANKS:
             part = r"(?![^\n])"
         found.append(part)
+    return "".join(found)
+
+
+def to_oniguruma(expression: str) -> str:
+    """The expression, spelt so that Oniguruma reads it as `regex` does.
+
+    Raises:
+        ConfigError: there is no such spelling that we know of.
+    """
+    spelt = _spell_words(expression, {"w": WORD_MEMBERS})
+    if from_oniguruma(spelt) != spelt:
+        raise ConfigError(
+            f"pattern {expression!r:.80}: ^, $, \\h and a + after a counted repeat have another "
+            "meaning in Hugging Face's engine"
+        )
+    return spelt
+
+
+def _spell_words(expression: str, members: Mapping[str, str], more_words: str = "") -> str:
+    r"""The expression with \w, \W, \b, \B, \h and \H as sets of these members.
+
+    Outside of sets, words have `more_words` as well.
+    """
+    found: list[str] = []
+    depth = 0
+    for part in _PART_OF_EXPRESSION.findall(expression):
+        letter = part[1:].lower()
+        kind = "w" if letter == "b" and not depth else letter
+        depth += 1 if part[0] == "[" else -1 if depth and part == "]" else 0
+        if part[0] != "\\" or kind not in members:
+            found.append(part)
+            continue
+        those = members[kind] + (more_words if kind == "w" and not depth else "")
+        inside, outside = f"[{those}]", f"[^{those}]"
+        if letter == "b":
+            is_border = f"(?<={inside})(?!{inside})|(?<!{inside})(?={inside})"
+            is_none = f"(?<={inside})(?={inside})|(?<!{inside})(?!{inside})"
+            found.append(f"(?:{is_border if part[1] == letter else is_none})")
+        elif part[1] == letter:
+            found.append(those if depth else inside)
+        else:
+            found.append(outside)
     return "".join(found)
 
 
@@ -255,39 +310,24 @@ def piece_ends(text: bytes, pattern: str | Sequence[str]) -> "NDArray[np.uint64]
 
     expressions = [pattern] if isinstance(pattern, str) else list(pattern)
     decoded = text.decode("utf-8", "surrogateescape")
-    deadline = time.process_time() + _MIN_TIME_S + len(text) / _MIN_BYTES_PER_S
+    deadline = deadline_for(text)
     ends = [len(decoded)] if decoded else []
     for step in expressions:
         expression = PATTERNS.get(ALIASES.get(step, step), step)
-        compiled = compile_expression(expression)
         parts = [decoded[a:b] for a, b in pairwise([0, *ends])] if len(ends) > 1 else [decoded]
-        try:
-            ends = list(_ends_in(parts, compiled, deadline))
-        except TimeoutError:
-            raise DataError(
-                f"pattern {expression!r:.80} backtracks too long on a text of {len(text):,} bytes "
-                f"({text!r:.40}); it would be right without repeats inside of repeats"
-            ) from None
-        except (MemoryError, RecursionError):
-            raise DataError(
-                f"pattern {expression!r:.80} runs out of memory on a text of {len(text):,} bytes"
-            ) from None
+        ends = list(_ends_in(parts, expression, deadline))
     found = np.array(ends, dtype=np.uint64)
     if len(decoded) == len(text):
         return found
-    return _byte_offsets(decoded)[found]
+    return byte_offsets(decoded)[found]
 
 
-def _ends_in(parts: Iterable[str], compiled: Any, deadline: float) -> Iterable[int]:
+def _ends_in(parts: Iterable[str], expression: str, deadline: "Deadline") -> Iterable[int]:
     """Ends of the pieces of all parts, counted in characters from the start of the first."""
     begin = 0
     for part in parts:
         last = 0
-        left_s = deadline - time.process_time()
-        if left_s <= 0:
-            raise TimeoutError
-        for match in compiled.finditer(part, timeout=left_s):
-            start, end = match.span()
+        for start, end in matches_of(expression, part, deadline):
             if start > last:
                 yield begin + start
                 last = start
@@ -299,7 +339,57 @@ def _ends_in(parts: Iterable[str], compiled: Any, deadline: float) -> Iterable[i
             yield begin
 
 
-def _byte_offsets(text: str) -> "NDArray[np.uint64]":
+class Deadline(NamedTuple):
+    """How long the matching of one text may take, and the text, for the message."""
+
+    at_s: float  # of this process's CPU time
+    text: bytes
+
+
+def deadline_for(text: bytes) -> Deadline:
+    """5 s and 1 s per 50 kB from now."""
+    return Deadline(time.process_time() + _MIN_TIME_S + len(text) / _MIN_BYTES_PER_S, text)
+
+
+def matches_of(expression: str, part: str, deadline: Deadline) -> Iterator[tuple[int, int]]:
+    """Begin and end of each match in a part of a text.
+
+    As Hugging Face's engine finds them: none is empty at the end of another, and the search goes on
+    one character behind an empty one.
+
+    Raises:
+        DataError: the deadline has passed, or memory has run out.
+    """
+    compiled = compile_expression(expression)
+    at, last = 0, -1
+    try:
+        while at <= len(part):
+            left_s = deadline.at_s - time.process_time()
+            if left_s <= 0:
+                raise TimeoutError
+            for match in compiled.finditer(part, at, timeout=left_s):
+                start, end = match.span()
+                if start < end or start != last:
+                    yield start, end
+                last = end
+                if start == end:
+                    at = end + 1
+                    break
+            else:
+                return
+    except TimeoutError:
+        raise DataError(
+            f"pattern {expression!r:.80} backtracks too long on a text of {len(deadline.text):,} "
+            f"bytes ({deadline.text!r:.40}); it would be right without repeats inside of repeats"
+        ) from None
+    except (MemoryError, RecursionError):
+        raise DataError(
+            f"pattern {expression!r:.80} runs out of memory on a text of {len(deadline.text):,} "
+            "bytes"
+        ) from None
+
+
+def byte_offsets(text: str) -> "NDArray[np.uint64]":
     """Offset in UTF-8 of each character of the text and of its end."""
     import numpy as np
 

@@ -84,6 +84,7 @@ def to_ranks(tokenizer: BPETokenizer) -> bytes:
         "added tokens": tokenizer.added_tokens,
         "flags of special tokens": tokenizer._specials.flags,
         "add_prefix_space": tokenizer.add_prefix_space,
+        "steps that cut pieces": tokenizer.piece_steps,
         "bytes that are no tokens": tokenizer.unknown,
     }
     for name, value in what.items():

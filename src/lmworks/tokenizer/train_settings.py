@@ -181,6 +181,10 @@ class TrainSettings:
             )
         if old.unknown is not None:
             raise ConfigError("cannot extend a vocabulary that lacks some of the 256 bytes")
+        if old.piece_steps is not None:
+            raise ConfigError(
+                f"cannot extend a vocabulary whose text is cut by several steps, {old.piece_steps}"
+            )
         if not self.initial_alphabet:
             raise ConfigError("initial_alphabet=False and extend: the vocabulary has its bytes")
         if self.mode == "tiktoken":

@@ -97,6 +97,8 @@ EXPRESSIONS = [
     r"[[a-z][A-Z]]+|\W+",
     r"👍|é|\A.",
     r"(?i:b|'ll)+|\n",
+    r"\b|'+|(?=\n)\n*",  # an empty match, then a longer one at the same place
+    r"a*",
 ]
 
 
@@ -132,10 +134,14 @@ def test_several_expressions_equal_a_sequence_of_tokenizers(text: str) -> None:
         r"[^]a$]{1,2}+|[[:alpha:]$]$",
         r"\$|(?:a ?){0,2}+\n|[a[$]]",
         r"\s++$|\s++^|a",
+        r"\w+|\W{2}",
+        r"[\w.!]+|[^\W1]|[\W\d]3",
+        r"\b|\h\H",
+        r"\B(?=\w)|[\h]",
     ],
 )
 @settings(max_examples=150)
-@given(text=st.text(alphabet="aé中👍\n $^{}+]13!", max_size=14))
+@given(text=st.text(alphabet="aé中👍\n $^{}+]13!g²\u200d_", max_size=14))
 def test_expressions_of_tokenizer_json_mean_what_they_mean_there(
     expression: str, text: str
 ) -> None:
@@ -146,6 +152,18 @@ def test_expressions_of_tokenizer_json_mean_what_they_mean_there(
     for spelt in (expression, plain):  # both engines read the plain spelling alike
         spans = steps.Split(Regex(spelt), "isolated").pre_tokenize_str(text)
         assert split(text, [plain]) == [piece.encode() for piece, _ in spans if piece]
+
+
+@given(text=st.text(alphabet="aé中\n 1!g²\u200d_", max_size=14))
+def test_words_are_written_for_tokenizers_as_we_read_them(text: str) -> None:
+    steps = pytest.importorskip("tokenizers.pre_tokenizers")
+    from tokenizers import Regex
+
+    expression = r"\b\w+|[^\W_]|\B\W"
+    spelt = pretokenize.to_oniguruma(expression)
+    assert pretokenize.from_oniguruma(spelt) == spelt
+    spans = steps.Split(Regex(spelt), "isolated").pre_tokenize_str(text)
+    assert split(text, expression) == [piece.encode() for piece, _ in spans if piece]
 
 
 def test_a_repeat_of_a_repeat_without_a_plain_spelling_is_refused() -> None:

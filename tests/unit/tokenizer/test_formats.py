@@ -283,8 +283,10 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ("pre_tokenizer", {"type": "Metaspace"}, "Metaspace"),
         ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": "(a"}, "no regular expression"),
         ("pre_tokenizer.pretokenizers.0.pattern", {"Regex": "a{3}+"}, "repeats a repeat"),
-        ("pre_tokenizer.pretokenizers.0.behavior", "Removed", "Isolated"),
-        ("pre_tokenizer.pretokenizers.1.add_prefix_space", True, "add_prefix_space"),
+        ("pre_tokenizer.pretokenizers.0.behavior", "removed", "behavior='removed' is not one of"),
+        ("pre_tokenizer.pretokenizers.0.invert", 1, "invert must be true or false"),
+        ("pre_tokenizer.pretokenizers.0.type", "ByteLevel", "ByteLevel, once"),
+        ("pre_tokenizer.pretokenizers.0.type", "UnicodeScripts", "'UnicodeScripts' is not"),
     ],
 )
 def test_a_hugging_face_file_that_cannot_be_reproduced_is_refused(

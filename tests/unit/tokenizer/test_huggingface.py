@@ -271,13 +271,13 @@ def test_a_template_of_an_ordinary_token_has_no_hugging_face_form() -> None:
         huggingface.to_json(ours)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pattern", ["^a|b", "a$|b", "a{1,3}+"])
+@pytest.mark.parametrize("pattern", ["^a|b", "a$|b", "a{1,3}+", r"\h"])
 def test_an_expression_that_means_something_else_there_has_no_hugging_face_form(
     pattern: str,
 ) -> None:
     tokens = [bytes([i]) for i in range(256)]
     tokenizer = BPETokenizer(tokens, [], pattern=pattern, special_tokens={})
-    with pytest.raises(DataError, match="have another meaning there"):
+    with pytest.raises(DataError, match="have another meaning in Hugging Face"):
         huggingface.to_json(tokenizer)
 
 
