@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, C residual channels (d_model), V vocabulary.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,6 +90,17 @@ class Block(nn.Module):
         return x_BTC + self.dropout(out_norm(f(norm(x_BTC))))
 
 
+class TrainOutput(NamedTuple):
+    """What the training loss is computed from."""
+
+    hidden_BTC: Float[Tensor, "B T C"]
+    """Read by the head to predict the next token."""
+    mtp_hidden: tuple[Float[Tensor, "B T C"], ...] = ()
+    """Read by the head to predict the token after the next one, and so on: one per depth."""
+    routing: None = None
+    """What the routers of all layers did, where there are any."""
+
+
 class Decoder(nn.Module):
     """Tokens in, logits of the next token out, after every position."""
 
@@ -151,6 +163,12 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
         return self.norm(x_BTC)
+
+    def train_hidden(
+        self, tokens_BT: Int[Tensor, "B T"], *, document_ids_BT: Int[Tensor, "B T"] | None = None
+    ) -> TrainOutput:
+        """`hidden`, with all else that only training looks at."""
+        return TrainOutput(self.hidden(tokens_BT, document_ids_BT=document_ids_BT))
 
     @property
     def head_weight_VC(self) -> Float[Tensor, "V C"]:

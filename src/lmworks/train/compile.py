@@ -214,7 +214,6 @@ def _fill_cache(recipe_file: Path, num_threads: int) -> None:
     step = TrainStep(
         model,
         optimizer,
-        hidden=model.hidden,
         micro_batch_size=train.micro_batch_size,
         num_micro_batches=train.batch_size // train.micro_batch_size,
         clip_norm=train.clip_norm,

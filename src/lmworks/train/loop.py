@@ -111,7 +111,6 @@ class Trainer:
         self._step = TrainStep(
             self.state.model,
             self.state.optimizer,
-            hidden=self.state.model.hidden,
             micro_batch_size=recipe.train.micro_batch_size,
             num_micro_batches=recipe.train.batch_size // recipe.train.micro_batch_size,
             clip_norm=recipe.train.clip_norm,

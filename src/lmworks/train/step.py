@@ -13,7 +13,6 @@ Legend: B sequences, T tokens, N = B*T, C d_model, V vocab.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +49,6 @@ class TrainStep:
     """Callable that trains `model` on one batch.
 
     Args:
-        hidden: computes the final hidden states; `model.hidden`, perhaps compiled.
         micro_batch_size: sequences per forward and backward pass.
         clip_norm: largest gradient norm; 0 clips nothing.
     """
@@ -60,7 +58,6 @@ class TrainStep:
         model: Decoder,
         optimizer: Optimizer,
         *,
-        hidden: Callable[..., Tensor],
         micro_batch_size: int,
         num_micro_batches: int,
         clip_norm: float,
@@ -68,7 +65,6 @@ class TrainStep:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.hidden = hidden
         self.micro_batch_size = micro_batch_size
         self.clip_norm = clip_norm
         self.z_loss_weight = z_loss_weight
@@ -118,9 +114,9 @@ class TrainStep:
         document_ids_BT: Int[Tensor, "B T"] | None,
     ) -> tuple[float, float]:
         """Add the gradient of the summed loss to every `.grad`; returns (loss sum, z-loss sum)."""
-        hidden_BTC = self.hidden(inputs_BT, document_ids_BT=document_ids_BT)
+        out = self.model.train_hidden(inputs_BT, document_ids_BT=document_ids_BT)
         terms = linear_cross_entropy(
-            hidden_BTC.flatten(0, 1),
+            out.hidden_BTC.flatten(0, 1),
             self.model.head_weight_VC,
             targets_BT.flatten(),
             z_loss_weight=self.z_loss_weight,

@@ -23,7 +23,6 @@ def losses(state: TrainingState, num_steps: int) -> list[float]:
     step = TrainStep(
         state.model,
         state.optimizer,
-        hidden=state.model.hidden,
         micro_batch_size=train.micro_batch_size,
         num_micro_batches=train.batch_size // train.micro_batch_size,
         clip_norm=train.clip_norm,

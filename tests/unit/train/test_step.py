@@ -47,7 +47,6 @@ def make_step(recipe: Recipe, shards: ShardSet) -> tuple[TrainStep, RecordingOpt
     step = TrainStep(
         state.model,
         optimizer,
-        hidden=state.model.hidden,
         micro_batch_size=recipe.train.micro_batch_size,
         num_micro_batches=recipe.train.batch_size // recipe.train.micro_batch_size,
         clip_norm=recipe.train.clip_norm,
@@ -137,7 +136,7 @@ def test_recomputing_activations_keeps_fewer_tensors(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            step.hidden(torch.from_numpy(batch.inputs_BT))
+            step.model.train_hidden(torch.from_numpy(batch.inputs_BT))
         saved_bytes[kind] = sum(sizes)
     assert saved_bytes["full"] < saved_bytes["none"] / 2
 
