@@ -16,6 +16,7 @@
 
 #include "lmworks/bpe_encode.h"
 #include "lmworks/threads.h"
+#include "lmworks/utf8_encode.h"
 #include "text_special.h"
 
 namespace nb = nanobind;
@@ -54,40 +55,49 @@ IdsOut to_numpy(TokenBuffer&& ids) {
   return IdsOut(kept->data(), {kept->size()}, owner);
 }
 
-// Texts as UTF-8, until they are cleared. A str keeps its UTF-8 once it was asked for: the second
-// time costs nothing.
-class Utf8Texts {
+// Texts as Python holds them, until they are cleared. Their UTF-8 is made where they are encoded:
+// that which Python would make stays in each str, in fresh memory.
+class Texts {
  public:
-  // `to_bytes` encodes what has no UTF-8 of its own (lone surrogates) and refuses what is no text.
+  // `to_bytes` refuses what is no text.
   void add(nb::handle text, const nb::callable& to_bytes) {
-    if (PyUnicode_Check(text.ptr())) {
-      Py_ssize_t size;
-      if (const char* const p = PyUnicode_AsUTF8AndSize(text.ptr(), &size)) {
-        return add_view(nb::borrow(text), {p, static_cast<size_t>(size)});
-      }
-      PyErr_Clear();
-    }
+    if (PyUnicode_Check(text.ptr())) return add_str(nb::borrow(text));
     const auto bytes = nb::cast<nb::bytes>(
         nb::isinstance<nb::bytes>(text) ? nb::borrow(text) : nb::object(to_bytes(text)));
-    add_view(bytes, {bytes.c_str(), bytes.size()});
+    add_view(bytes, {bytes.data(), bytes.size(), TextView::Unit::kUtf8});
   }
   void clear() {
     kept_.clear();
     views_.clear();
     num_bytes_ = 0;
   }
-  std::span<const std::string_view> views() const { return views_; }
+  std::span<const TextView> views() const { return views_; }
+  // At least what the UTF-8 of the texts takes.
   size_t num_bytes() const { return num_bytes_; }
 
  private:
-  void add_view(nb::object owner, std::string_view view) {
+  void add_str(nb::object text) {
+    PyObject* const p = text.ptr();
+#if PY_VERSION_HEX < 0x030C0000
+    if (PyUnicode_READY(p) != 0) throw nb::python_error();
+#endif
+    using Unit = TextView::Unit;
+    const auto kind = PyUnicode_KIND(p);
+    const Unit unit = PyUnicode_IS_ASCII(p)          ? Unit::kUtf8
+                      : kind == PyUnicode_1BYTE_KIND ? Unit::kLatin1
+                      : kind == PyUnicode_2BYTE_KIND ? Unit::kUcs2
+                                                     : Unit::kUcs4;
+    add_view(std::move(text),
+             {PyUnicode_DATA(p), static_cast<size_t>(PyUnicode_GET_LENGTH(p)), unit});
+  }
+  void add_view(nb::object owner, const TextView& view) {
     kept_.push_back(std::move(owner));
     views_.push_back(view);
-    num_bytes_ += view.size();
+    num_bytes_ += max_utf8_bytes(view);
   }
 
   std::vector<nb::object> kept_;
-  std::vector<std::string_view> views_;
+  std::vector<TextView> views_;
   size_t num_bytes_ = 0;
 };
 
@@ -178,6 +188,7 @@ class Encoder {
   struct Worker {
     std::unique_ptr<PieceCache> cache;
     TokenBuffer ids;
+    Utf8Buffer utf8;
   };
 
   static BpeModel make_model(const std::string& pattern, bool ignore_merges,
@@ -186,12 +197,12 @@ class Encoder {
                              std::optional<IdsIn> ranks);
   uint32_t run(const nb::bytes& text, const nb::bytes& actions, TokenBuffer& ids);
   nb::list to_list(const uint32_t* ids, size_t size);
-  uint32_t encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
+  uint32_t encode_window(const SpecialQuery& query, std::span<const TextView> texts,
                          std::vector<Worker>& workers, std::vector<uint64_t>& starts,
                          TokenBuffer& all) const;
 
   Worker take_worker() {
-    if (workers_.empty()) return {std::make_unique<PieceCache>(max_cache_slots_), TokenBuffer()};
+    if (workers_.empty()) return {std::make_unique<PieceCache>(max_cache_slots_), {}, {}};
     Worker worker = std::move(workers_.back());
     workers_.pop_back();
     return worker;
@@ -288,7 +299,7 @@ nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& act
   std::vector<Worker> workers;
   for (size_t i = 0; i < num_threads; ++i) workers.push_back(take_worker());
   TokenBuffer all = take_spare();
-  Utf8Texts window;
+  Texts window;
   std::atomic<uint32_t> forbidden = kNoToken;
   const size_t num_texts = nb::len(texts);
   size_t total = 0;
@@ -306,7 +317,10 @@ nb::object Encoder::encode_batch(const nb::sequence& texts, const nb::bytes& act
     const uint32_t found = encode_window(*query, window.views(), workers, *starts, all);
     if (found != kNoToken) forbidden = found;
   }
-  for (Worker& worker : workers) workers_.push_back(std::move(worker));
+  for (Worker& worker : workers) {
+    worker.utf8.shrink();
+    workers_.push_back(std::move(worker));
+  }
   if (forbidden != kNoToken) return nb::int_(forbidden.load());
   uint64_t* const p = starts->data();
   const size_t size = starts->size();
@@ -339,7 +353,7 @@ class TextQueue {
 // Appends the ids of the texts to `all` and their ends to `starts`; or the forbidden token's index.
 // The first worker takes texts from the front and writes where the ids belong; the others take them
 // from the back, and only their ids are copied.
-uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const std::string_view> texts,
+uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const TextView> texts,
                                 std::vector<Worker>& workers, std::vector<uint64_t>& starts,
                                 TokenBuffer& all) const {
   const size_t num_threads = std::max<size_t>(1, std::min(workers.size(), texts.size()));
@@ -358,9 +372,9 @@ uint32_t Encoder::encode_window(const SpecialQuery& query, std::span<const std::
           const size_t i = number == 0 ? queue.take_front() : queue.take_back();
           if (i == TextQueue::kNone) break;
           const size_t begin = ids.size();
+          const auto text = worker.utf8.utf8_of(texts[i]);
           const uint32_t found = lmworks::encode(model_, query, special_ids_, *worker.cache,
-                                                 reinterpret_cast<const uint8_t*>(texts[i].data()),
-                                                 texts[i].size(), ids);
+                                                 text.data(), text.size(), ids);
           if (found != kNoToken) forbidden = found;
           spans[i] = {number, begin, ids.size()};
         }

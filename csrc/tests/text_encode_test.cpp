@@ -11,6 +11,7 @@
 #include <string>
 
 #include "lmworks/bpe_encode.h"
+#include "lmworks/utf8_encode.h"
 
 using namespace lmworks;
 
@@ -270,10 +271,56 @@ void check_vocabulary(const Vocabulary& vocabulary, std::optional<Pattern> patte
   if (!pattern) check_uncut(vocabulary, model, cache, rng);
 }
 
+std::string slow_utf8(const std::vector<uint32_t>& units) {
+  std::string bytes;
+  for (size_t i = 0; i < units.size(); ++i) {
+    uint32_t c = units[i];
+    if (c >= 0xD800 && c < 0xE000) {
+      const bool is_pair =
+          c < 0xDC00 && i + 1 < units.size() && units[i + 1] >= 0xDC00 && units[i + 1] < 0xE000;
+      c = is_pair ? 0x10000 + (c - 0xD800) * 0x400 + (units[++i] - 0xDC00) : 0xFFFD;
+    }
+    const int num_inner = (c >= 0x80) + (c >= 0x800) + (c >= 0x10000);
+    const uint32_t leads[] = {0, 0xC0, 0xE0, 0xF0};
+    bytes += static_cast<char>(leads[num_inner] | c >> 6 * num_inner);
+    for (int k = num_inner - 1; k >= 0; --k) bytes += static_cast<char>(0x80 | (c >> 6 * k & 63));
+  }
+  return bytes;
+}
+
+// Units and bytes in memory of exactly their sizes.
+template <class Unit>
+void check_utf8(const std::vector<uint32_t>& units, TextView::Unit kind) {
+  const std::unique_ptr<Unit[]> copy(new Unit[units.size()]);
+  std::copy(units.begin(), units.end(), copy.get());
+  const TextView text{copy.get(), units.size(), kind};
+  const std::unique_ptr<uint8_t[]> out(new uint8_t[max_utf8_bytes(text)]);
+  const uint8_t* const end = encode_utf8(text, out.get());
+  check(std::string(out.get(), out.get() + (end - out.get())) == slow_utf8(units), "UTF-8");
+}
+
+void check_utf8_of_all_widths(std::mt19937& rng) {
+  const uint32_t limits[] = {0x80, 0x100, 0x800, 0x3000, 0x10000, 0x110000};
+  for (int round = 0; round < 4000; ++round) {
+    std::vector<uint32_t> units(rng() % 70);
+    const uint32_t most = limits[rng() % std::size(limits)], often = limits[rng() % 4];
+    const uint32_t from = rng() % 2 ? 0 : 0x800;
+    const uint32_t rare = rng() % 3 == 0 ? 0 : 1 + rng() % 30;
+    for (uint32_t& c : units) {
+      c = rare != 0 && rng() % rare == 0 ? rng() % most : (from + rng() % often) % most;
+      if (rng() % 20 == 0 && most > 0xE000) c = 0xD800 + rng() % 0x800;
+    }
+    if (most <= 0x100) check_utf8<uint8_t>(units, TextView::Unit::kLatin1);
+    if (most <= 0x10000) check_utf8<uint16_t>(units, TextView::Unit::kUcs2);
+    check_utf8<uint32_t>(units, TextView::Unit::kUcs4);
+  }
+}
+
 }  // namespace
 
 int main() {
   std::mt19937 rng(1);
+  check_utf8_of_all_widths(rng);
   for (int round = 0; round < 8; ++round) {
     const Vocabulary vocabulary(rng, round & 1, round & 2);
     for (const Pattern pattern : kPatterns) check_vocabulary(vocabulary, pattern, round & 4, rng);

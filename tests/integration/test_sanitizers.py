@@ -23,6 +23,7 @@ SOURCES = {
         "text/bpe_[!t]*.cpp",
         "text/char_rules.cpp",
         "text/token_buffer.cpp",
+        "text/utf8_encode.cpp",
         "text/word_ranges.cpp",
     ],
 }
