@@ -1,7 +1,8 @@
 """Logits equal those of transformers for a family of each kind, on random weights in fp32.
 
-Between them: pre-, post- and double norm, serial and parallel blocks, all attention head layouts,
-query-key norm, both soft-caps, learned and rotary positions, LayerNorm and RMSNorm.
+Between them: pre-, post-, double and reordered norm, scaled residuals, serial and parallel blocks,
+all attention head layouts, query-key norm, both soft-caps, learned and rotary positions, LayerNorm
+and RMSNorm.
 Tolerance: both sides add the same terms in another order. A logit is the end of a few hundred
 additions in sequence, each with a relative error of 6e-8 of the largest partial sum, so the
 difference stays under 1e-5 of the largest logit.
@@ -124,7 +125,8 @@ def test_gemma2_with_double_norm_and_soft_caps():
     config = ModelConfig.model_validate(
         {
             "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
-            "norm": {"eps": 1e-6}, "norm_position": "double", "logit_softcap": 3.0,
+            "norm": {"eps": 1e-6, "unit_offset": True}, "norm_position": "double",
+            "logit_softcap": 3.0, "embedding_scale": C**0.5, "tie_embeddings": True,
             "mlp": {"activation": "geglu_tanh", "d_ff": 80},
             "attention": {"num_heads": 4, "num_kv_heads": 2, "logit_softcap": 5.0},
         }
@@ -136,10 +138,54 @@ def test_gemma2_with_double_norm_and_soft_caps():
         "post_feedforward_layernorm": "mlp_out_norm",
     }
     weights = llama_weights(peer, norms)
-    # Gemma's norms multiply by 1 + weight and its embedding by sqrt(C), the tied head's is plain.
-    weights = {k: 1 + v if "norm" in k else v for k, v in weights.items()}
-    weights["embed.weight"] = weights["embed.weight"] * C**0.5
+    del weights["head.weight"]
     assert_same_logits(config, weights, peer)
+
+
+def test_olmo2_with_reordered_norm():
+    peer = transformers.Olmo2ForCausalLM(
+        transformers.Olmo2Config(
+            vocab_size=V, hidden_size=C, intermediate_size=80, num_hidden_layers=L,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+            rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )
+    ).eval()  # fmt: skip
+    for layer in peer.model.layers:
+        layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
+    randomize(peer)
+    config = ModelConfig.model_validate(
+        {
+            "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
+            "norm": {"eps": 1e-6}, "norm_position": "reordered", "mlp": {"d_ff": 80},
+            "attention": {"num_heads": 4, "num_kv_heads": 2},
+        }
+    )  # fmt: skip
+    norms = {
+        "post_attention_layernorm": "attention_out_norm",
+        "post_feedforward_layernorm": "mlp_out_norm",
+    }
+    assert_same_logits(config, llama_weights(peer, norms), peer)
+
+
+def test_granite_with_scaled_residuals():
+    peer = transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(
+            vocab_size=V, hidden_size=C, intermediate_size=80, num_hidden_layers=L,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+            rms_norm_eps=1e-6, residual_multiplier=0.22, embedding_multiplier=12.0,
+            attention_multiplier=0.25,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )
+    ).eval()  # fmt: skip
+    randomize(peer)
+    config = ModelConfig.model_validate(
+        {
+            "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
+            "norm": {"eps": 1e-6}, "residual_scale": 0.22, "embedding_scale": 12.0,
+            "mlp": {"d_ff": 80}, "attention": {"num_heads": 4, "num_kv_heads": 2},
+        }
+    )  # fmt: skip
+    assert_same_logits(config, llama_weights(peer, LLAMA_NORMS), peer)
 
 
 def test_cohere_with_parallel_blocks():

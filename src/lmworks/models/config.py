@@ -46,8 +46,11 @@ _ATTENTION: TypeAdapter[AttentionConfig] = TypeAdapter(AttentionConfig)
 _MLP: TypeAdapter[MLPConfig] = TypeAdapter(MLPConfig)
 _POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
 S = TypeVar("S")
+_RESIDUAL_OUTPUTS = ("attention.o.weight", "mlp.down.weight")
+_DEEPNORM_SCALED = ("attention.v.weight", "attention.o.weight")
 _EMBEDDED_POSITIONS = ("learned", "sinusoidal")
 _MAX_REPEATS = 10_000
+NormPosition = Literal["pre", "post", "double", "reordered", "deepnorm"]
 
 
 class InitConfig(Config):
@@ -56,8 +59,8 @@ class InitConfig(Config):
     std: PositiveFloat = 0.02
     """Standard deviation of every matrix and embedding; norm weights start at 1, biases at 0."""
     scale_residual: bool = True
-    """Multiply the std of attention.o and mlp.down by 1 / sqrt(2 num_layers), so that the residual
-    stream keeps its variance whatever the depth."""
+    """Start what writes into the residual stream smaller in deeper models, so that the stream
+    keeps its variance; see `ModelConfig.start_std`."""
 
 
 class LayerKind(Config):
@@ -94,8 +97,13 @@ class ModelConfig(Config):
     num_layers: PositiveInt
     """Blocks."""
     norm: NormConfig = NormConfig()
-    norm_position: Literal["pre", "post", "double"] = "pre"
-    """pre: x + f(norm(x)); post: norm(x + f(x)); double: x + norm(f(norm(x)))."""
+    norm_position: NormPosition = "pre"
+    """pre: x + f(norm(x)); post: norm(x + f(x)); double: x + norm(f(norm(x))); reordered:
+    x + norm(f(x)) (OLMo 2); deepnorm: norm(a x + f(x)) (DeepNet)."""
+    residual_scale: PositiveFloat = 1.0
+    """Factor s of what each half of a block adds: x + s f(norm(x)) (Granite)."""
+    embedding_scale: PositiveFloat = 1.0
+    """Factor of the token embedding where it enters the first layer; Gemma: sqrt(d_model)."""
     use_bias: bool = False
     """Biases in all linear layers (the head excepted) and in LayerNorm."""
     block: Literal["serial", "parallel"] = "serial"
@@ -200,7 +208,43 @@ class ModelConfig(Config):
     @property
     def has_final_norm(self) -> bool:
         """Post-norm blocks end in a norm already (Vaswani et al. 2017); the others need one."""
-        return self.norm_position != "post"
+        return not self.norms_the_sum
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether attention and MLP read the residual stream through a norm."""
+        return self.norm_position in ("pre", "double")
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether what attention and MLP add to the residual stream goes through a norm."""
+        return self.norm_position in ("double", "reordered")
+
+    @property
+    def norms_the_sum(self) -> bool:
+        """Whether the norm is on the residual stream itself, after each addition."""
+        return self.norm_position in ("post", "deepnorm")
+
+    @property
+    def skip_scale(self) -> float:
+        """Factor a of the residual stream in a (x) + f(x): 1, or DeepNet's (2 L)^(1/4)
+        (Wang et al. 2022, arXiv 2203.00555, table 2, decoder only)."""
+        return (2 * self.num_layers) ** 0.25 if self.norm_position == "deepnorm" else 1.0
+
+    def start_std(self, name: str) -> float:
+        """Standard deviation with which the matrix or embedding `name` starts.
+
+        `init.scale_residual` makes smaller what writes into the residual stream: attention.o and
+        mlp.down by sqrt(2 num_layers) (Radford et al. 2019, section 2.3), or with deepnorm these,
+        attention.v and the rest of the MLP by (8 num_layers)^(1/4) (DeepNet, table 2).
+        """
+        if not self.init.scale_residual:
+            return self.init.std
+        if self.norm_position == "deepnorm":
+            is_scaled = ".mlp." in name or name.endswith(_DEEPNORM_SCALED)
+            return self.init.std * (8 * self.num_layers) ** -0.25 if is_scaled else self.init.std
+        is_scaled = name.endswith(_RESIDUAL_OUTPUTS)
+        return self.init.std / math.sqrt(2 * self.num_layers) if is_scaled else self.init.std
 
     def param_counts(self) -> dict[str, int]:
         """Parameters by part: embedding, position, attention, mlp, norms, head."""
@@ -303,8 +347,9 @@ class ModelConfig(Config):
         shapes: Shapes = {}
         norms = ["attention"] if self.block == "parallel" else ["attention", "mlp"]
         for name in norms:
-            shapes |= self.norm.weight_shapes(f"{name}_norm", d, use_bias=self.use_bias)
-            if self.norm_position == "double":
+            if self.norm_position != "reordered":
+                shapes |= self.norm.weight_shapes(f"{name}_norm", d, use_bias=self.use_bias)
+            if self.norms_output:
                 shapes |= self.norm.weight_shapes(f"{name}_out_norm", d, use_bias=self.use_bias)
         attention = layer.attention.weight_shapes(d, norm=self.norm, use_bias=self.use_bias)
         mlp = layer.mlp.weight_shapes(d, use_bias=self.use_bias)
@@ -339,11 +384,6 @@ def _part_of(name: str) -> str:
         return "norms"
     first = name.partition(".")[0]
     return {"embed": "embedding"}.get(first, first)
-
-
-def residual_std(init: InitConfig, num_layers: int) -> float:
-    """Start std of the matrices that write into the residual stream (two per layer)."""
-    return init.std / math.sqrt(2 * num_layers) if init.scale_residual else init.std
 
 
 def _as_count(value: Any) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmworks.base.errors import ConfigError
-from lmworks.models.config import LayerConfig, ModelConfig, residual_std
+from lmworks.models.config import LayerConfig, ModelConfig
 from lmworks.nn.attention.cache import KVCache
 from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import causal_mask, document_mask
@@ -42,7 +42,9 @@ class Block(nn.Module):
         """Block number `layer` of a model, with what is its `own`."""
         super().__init__()
         d_model, use_bias = config.d_model, config.use_bias
-        self.norm_position = config.norm_position
+        self.norms_the_sum = config.norms_the_sum
+        self.skip_scale = config.skip_scale
+        self.residual_scale = config.residual_scale
         self.is_parallel = config.block == "parallel"
         self.attention = GroupedQueryAttention(
             own.attention,
@@ -54,10 +56,10 @@ class Block(nn.Module):
         )
         self.mlp = make_mlp(own.mlp, d_model=d_model, use_bias=use_bias)
         self.dropout = nn.Dropout(config.dropout)
-        self.attention_norm = _norm(config)
+        self.attention_norm = _in_norm(config)
         self.attention_out_norm = _out_norm(config)
         if not self.is_parallel:
-            self.mlp_norm = _norm(config)
+            self.mlp_norm = _in_norm(config)
             self.mlp_out_norm = _out_norm(config)
 
     def forward(
@@ -84,10 +86,12 @@ class Block(nn.Module):
     def _add(
         self, x_BTC: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, out_norm: nn.Module
     ) -> Tensor:
-        """Add f to the residual stream; `out_norm` does nothing unless the norm is double."""
-        if self.norm_position == "post":
-            return norm(x_BTC + self.dropout(f(x_BTC)))
-        return x_BTC + self.dropout(out_norm(f(norm(x_BTC))))
+        """Add f to the residual stream; a norm that the config has not is the identity."""
+        if self.norms_the_sum:
+            branch_BTC = self.dropout(f(x_BTC))
+            return norm(scaled(x_BTC, self.skip_scale) + scaled(branch_BTC, self.residual_scale))
+        branch_BTC = self.dropout(out_norm(f(norm(x_BTC))))
+        return x_BTC + scaled(branch_BTC, self.residual_scale)
 
 
 class TrainOutput(NamedTuple):
@@ -152,7 +156,7 @@ class Decoder(nn.Module):
         `document_ids_BT` tokens see only their own document and positions restart in each.
         """
         positions, mask = self._positions_and_mask(tokens_BT, cache, document_ids_BT)
-        x_BTC = self.embed(tokens_BT)
+        x_BTC = scaled(self.embed(tokens_BT), self.config.embedding_scale)
         if self.position is not None:
             x_BTC = self.position.add_to(x_BTC, positions)
         rotations = [rope(positions) for rope in self.ropes]
@@ -197,21 +201,18 @@ class Decoder(nn.Module):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw fresh weights, in fp32 and in model order, so they depend on the generator alone.
 
-        GPT-2's scheme (Radford et al. 2019, section 2.3): matrices N(0, init.std), the two that
-        write into the residual stream smaller by sqrt(2 num_layers); norms 1, biases 0.
+        GPT-2's scheme (Radford et al. 2019, section 2.3): matrices N(0, `ModelConfig.start_std`),
+        norms multiply by 1, biases 0.
         """
-        init = self.config.init
-        small = residual_std(init, self.config.num_layers)
+        norm_start = 0.0 if self.config.norm.unit_offset else 1.0
         for name, weight in self.named_parameters():
             if name.endswith(".bias"):
                 weight.zero_()
             elif weight.ndim == 1:
-                weight.fill_(1.0)
+                weight.fill_(norm_start)
             elif not weight.is_meta:
-                std = (
-                    small if name.endswith(("attention.o.weight", "mlp.down.weight")) else init.std
-                )
                 draw = torch.empty(weight.shape, device=generator.device)
+                std = self.config.start_std(name)
                 weight.copy_(draw.normal_(0.0, std, generator=generator))
 
     def _build_ropes(self, layers: list[LayerConfig]) -> list[int | None]:
@@ -253,9 +254,18 @@ class Decoder(nn.Module):
         return positions_T, causal_mask(num_tokens, num_cached + num_tokens, device)
 
 
+def scaled(x: Float[Tensor, "..."], factor: float) -> Float[Tensor, "..."]:
+    """factor * x, without a pass over memory where the factor is 1."""
+    return x if factor == 1.0 else factor * x
+
+
 def _norm(config: ModelConfig) -> nn.Module:
     return make_norm(config.norm, config.d_model, use_bias=config.use_bias)
 
 
+def _in_norm(config: ModelConfig) -> nn.Module:
+    return _norm(config) if config.norms_input or config.norms_the_sum else nn.Identity()
+
+
 def _out_norm(config: ModelConfig) -> nn.Module:
-    return _norm(config) if config.norm_position == "double" else nn.Identity()
+    return _norm(config) if config.norms_output else nn.Identity()

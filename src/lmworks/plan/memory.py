@@ -105,20 +105,23 @@ def _block_bytes_per_token(
     config: ModelConfig, layer: LayerConfig, context_length: int, precision: Precision
 ) -> int:
     num_sublayers = 1 if config.block == "parallel" else 2
+    # A norm whose output is added to the residual stream keeps that much less; with "reordered" the
+    # next product keeps the residual stream instead, with "double" it reads another norm.
     norms = _norm_bytes(config.norm, config.d_model, precision)
     if config.norm_position == "double":
-        # The second norm's output is added to the residual stream, which keeps nothing.
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
     attention = _attention_bytes(config.norm, layer.attention, context_length, precision)
     return num_sublayers * norms + attention + _mlp_bytes(layer.mlp, precision)
 
 
 def _norm_bytes(norm: NormConfig, dim: int, precision: Precision) -> int:
-    """LayerNorm keeps its input; RMSNorm its fp32 input and the normalised input. Both outputs are
-    the input of the next product, which keeps it."""
+    """LayerNorm keeps its input; RMSNorm its fp32 input and the normalised input, which is in fp32
+    too with `unit_offset`. The outputs are the input of the next product, which keeps it."""
     element_bytes = ELEMENT_BYTES[precision]
     if norm.kind == "layernorm":
         return dim * 2 * element_bytes
+    if norm.unit_offset:
+        return dim * (2 * _FP32_BYTES + element_bytes)
     return dim * (_FP32_BYTES + 2 * element_bytes)
 
 

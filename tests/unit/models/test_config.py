@@ -83,7 +83,7 @@ def config_values(draw) -> dict:
         "d_model": st.sampled_from([2, 6, 16]),
         "num_layers": st.integers(1, 3),
         "norm": st.fixed_dictionaries({"kind": st.sampled_from(["rmsnorm", "layernorm"])}),
-        "norm_position": st.sampled_from(["pre", "post", "double"]),
+        "norm_position": st.sampled_from(["pre", "post", "double", "reordered", "deepnorm"]),
         "use_bias": st.booleans(),
         "block": st.sampled_from(["serial", "parallel"]),
         "mlp": st.fixed_dictionaries(

@@ -42,8 +42,8 @@ def lively(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def make_block(norm_position: str, block: str) -> Block:
-    config = make_config(norm_position=norm_position, block=block)
+def make_block(norm_position: str, block: str, **changes) -> Block:
+    config = make_config(norm_position=norm_position, block=block, **changes)
     return lively(Block(config, next(config.layers()), layer=0).double())
 
 
@@ -68,6 +68,34 @@ def test_serial_double_norm_block_is_its_formula():
     torch.testing.assert_close(b(X), x + b.mlp_out_norm(b.mlp(b.mlp_norm(x))))
 
 
+def test_serial_reordered_norm_block_is_its_formula():
+    b = make_block("reordered", "serial")
+    x = X + b.attention_out_norm(b.attention(X))
+    torch.testing.assert_close(b(X), x + b.mlp_out_norm(b.mlp(x)))
+
+
+def test_deepnorm_block_is_its_formula():
+    b = make_block("deepnorm", "serial", num_layers=8)
+    x = b.attention_norm(2 * X + b.attention(X))
+    torch.testing.assert_close(b(X), b.mlp_norm(2 * x + b.mlp(x)))
+
+
+def test_scaled_residuals_are_their_formula():
+    b = make_block("pre", "serial", residual_scale=0.3)
+    x = X + 0.3 * b.attention(b.attention_norm(X))
+    torch.testing.assert_close(b(X), x + 0.3 * b.mlp(b.mlp_norm(x)))
+
+
+def test_embedding_scale_multiplies_what_enters_but_not_the_tied_head():
+    plain = lively(make_model(tie_embeddings=True))
+    scaled = make_model(tie_embeddings=True, embedding_scale=4.0)
+    scaled.load_state_dict(plain.state_dict())
+    head = plain.head_weight_VC.detach().clone()
+    with torch.no_grad():
+        plain.embed.weight.mul_(4)
+        torch.testing.assert_close(scaled(TOKENS), plain.hidden(TOKENS) @ head.T)
+
+
 def test_parallel_pre_norm_block_is_its_formula():
     b = make_block("pre", "parallel")
     h = b.attention_norm(X)
@@ -86,7 +114,9 @@ def test_parallel_double_norm_block_is_its_formula():
 
 
 KINDS = [
-    *itertools.product(["pre", "post", "double"], ["serial", "parallel"], ["rope"]),
+    *itertools.product(
+        ["pre", "post", "double", "reordered", "deepnorm"], ["serial", "parallel"], ["rope"]
+    ),
     *itertools.product(["pre"], ["serial"], ["learned", "sinusoidal", "none"]),
 ]
 
@@ -159,6 +189,20 @@ def test_start_is_gpt2s():
 def test_start_of_residual_outputs_can_stay_unscaled():
     model = make_model(d_model=256, init={"std": 0.1, "scale_residual": False})
     assert float(model.layers[0].mlp.down.weight.detach().std()) == pytest.approx(0.1, rel=0.05)
+
+
+def test_start_with_deepnorm_is_deepnets():
+    model = make_model(d_model=256, num_layers=2, norm_position="deepnorm", init={"std": 0.1})
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            is_scaled = ".mlp." in name or name.endswith(("v.weight", "o.weight"))
+            expected = 0.1 * 16**-0.25 if is_scaled else 0.1
+            assert float(weight.detach().std()) == pytest.approx(expected, rel=0.05), name
+
+
+def test_offset_norms_start_without_effect():
+    plain, offset = make_model(), make_model(norm={"unit_offset": True})
+    torch.testing.assert_close(offset(TOKENS), plain(TOKENS))
 
 
 def test_start_in_bf16_is_the_rounded_fp32_start():

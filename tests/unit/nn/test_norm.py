@@ -1,10 +1,12 @@
 """Norms equal their formulas in float64."""
 
+import copy
+
 import pytest
 import torch
 
 from lmworks.nn.config import NormConfig
-from lmworks.nn.norm import LayerNorm, RMSNorm, make_norm
+from lmworks.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm, make_norm
 
 
 def filled(norm):
@@ -41,6 +43,25 @@ def test_rms_norm_in_bf16_takes_its_statistics_in_fp32():
     out = norm(torch.full((1, 1000), 7.0, dtype=torch.bfloat16))
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out[0], norm.weight.detach())
+
+
+def test_offset_norm_multiplies_by_one_more_than_its_weight():
+    norm = filled(OffsetRMSNorm(16, eps=0.1))
+    x = X.double()
+    expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * (1 + norm.weight.double())
+    torch.testing.assert_close(norm(X).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_offset_norm_in_bf16_rounds_once():
+    norm, x = filled(OffsetRMSNorm(16, eps=0.1)).bfloat16(), X.bfloat16()
+    with torch.no_grad():
+        exact = copy.deepcopy(norm).float()(x.float())
+        assert torch.equal(norm(x), exact.bfloat16())
+
+
+def test_offset_is_for_rms_norm_only():
+    with pytest.raises(ValueError, match="unit_offset is for kind=rmsnorm; kind=layernorm"):
+        NormConfig(kind="layernorm", unit_offset=True)
 
 
 @pytest.mark.parametrize(
