@@ -37,6 +37,8 @@ BEHAVIORS: Final = (
     "merged_with_next",
 )
 MAX_STEPS: Final = 64
+_MAX_KNOWN: Final = 1 << 16
+_MAX_KNOWN_CHARS: Final = 32
 _NUMBER: Final = r"\p{N}"
 _FROM_LATIN1: Final = dict(enumerate(LETTERS))
 
@@ -262,9 +264,18 @@ class PieceSteps:
 def _cut_all(text: str, bounds: Bounds, rules: Sequence[Rule], deadline: Deadline) -> Bounds:
     for rule in rules:
         cut: Bounds = []
+        # Words repeat; a piece is cut alike wherever it stands.
+        known: dict[str, Bounds] = {}
         for begin, end in bounds:
-            spans = _spans_of(text[begin:end], rule, deadline)
-            cut += [(begin + a, begin + b) for a, b in _joined(spans, rule.behavior) if a < b]
+            part = text[begin:end]
+            pieces = known.get(part)
+            if pieces is None:
+                pieces = _joined(_spans_of(part, rule, deadline), rule.behavior)
+                if len(part) <= _MAX_KNOWN_CHARS and len(known) < _MAX_KNOWN:
+                    known[part] = pieces
+            for piece_begin, piece_end in pieces:
+                if piece_begin < piece_end:
+                    cut.append((begin + piece_begin, begin + piece_end))
         bounds = cut
     return [(begin, end) for begin, end in bounds if begin < end]
 
@@ -320,7 +331,8 @@ def _to_bytes(text: bytes, spans: "NDArray[np.int64]", step: Bytes) -> Pieces:
     starts = np.cumsum(ends - begins + prefixed) - (ends - begins + prefixed)
     places[starts[prefixed]] += 1
     if step.use_regex:
-        parts = [piece for part in parts for piece in _text.split(part, "gpt2")]
+        known = {part: _text.split(part, "gpt2") for part in set(parts)}
+        parts = [piece for part in parts for piece in known[part]]
     is_whole = len(places) == len(text) and not prefixed.any()
     sizes = np.fromiter(map(len, parts), np.uint64, len(parts))
     joined = text if is_whole else b"".join(parts)
