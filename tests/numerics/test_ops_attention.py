@@ -117,6 +117,37 @@ def test_soft_capped_scores_follow_the_formula() -> None:
     torch.testing.assert_close(attention(q, k, v, logit_softcap=2.0), expected)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_bias_and_scale_are_the_plain_form_in_value_and_gradient(
+    masked: bool, queries: int
+) -> None:
+    q, k, v = random_qkv((2, 4, 2, 9, 6), torch.float64)
+    q = q[:, :, -queries:]
+    bias = torch.randn(4, queries, 9, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(2, 1, queries, 9) < 0.5 if masked else None
+    if mask is not None:
+        mask[..., 0] = True
+    options = {"mask": mask, "bias": bias, "scale": 0.7}
+    actual, expected = attention(q, k, v, **options), reference_attention(q, k, v, **options)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    inputs = (q, k, v, bias)
+    weight = torch.randn(expected.shape, dtype=torch.float64)
+    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
+    got = torch.autograd.grad((actual * weight).sum(), inputs)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bias_and_scale_follow_the_formula() -> None:
+    q, k, v = random_qkv((1, 2, 1, 6, 4), torch.float64)
+    bias = torch.randn(2, 6, 6, dtype=torch.float64)
+    scores = 0.3 * q @ k.transpose(-1, -2) + bias
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(attention(q, k, v, bias=bias, scale=0.3), expected)
+
+
 def test_dropout_leaves_the_mean_unchanged() -> None:
     qkv = random_qkv((1, 1, 1, 8, 4), torch.float32)
     torch.manual_seed(0)

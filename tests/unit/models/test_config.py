@@ -98,6 +98,8 @@ def config_values(draw) -> dict:
                 "num_kv_heads": st.just(num_kv_heads),
                 "head_dim": st.sampled_from([2, 4, 10]),
                 "qk_norm": st.booleans(),
+                "qk_norm_scope": st.sampled_from(["head", "full"]),
+                "qkv_bias": st.booleans(),
             }
         ),
         "position": st.fixed_dictionaries(

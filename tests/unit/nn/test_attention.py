@@ -109,3 +109,34 @@ def test_scores_do_not_grow_with_the_input_under_query_key_norm():
     layer.v.weight.requires_grad_(False)
     # Values scale with the input, attention weights do not: the output scales linearly.
     torch.testing.assert_close(layer(1000 * X), 1000 * layer(X), rtol=1e-4, atol=1e-4)
+
+
+def test_full_query_key_norm_takes_all_heads_together():
+    layer = make_attention(2, qk_norm=True, qk_norm_scope="full")
+    assert layer.q_norm.weight.shape == (24,)
+    assert layer.k_norm.weight.shape == (12,)
+    seen: list[Tensor] = []
+    layer.k_norm.register_forward_hook(lambda _module, _inputs, out: seen.append(out))
+    layer(X)
+    k = layer.k(X)
+    expected = k / (k.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.k_norm.weight
+    # Norms take their statistics in fp32.
+    torch.testing.assert_close(seen[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_biases_of_queries_keys_and_values_alone():
+    config = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, qkv_bias=True)
+    layer = GroupedQueryAttention(
+        config, d_model=16, norm=NormConfig(), use_bias=False, dropout=0.0, layer=0
+    )
+    shapes = {name: tuple(weight.shape) for name, weight in layer.named_parameters()}
+    assert [name for name in shapes if name.endswith("bias")] == ["q.bias", "k.bias", "v.bias"]
+    assert shapes == config.weight_shapes(16, norm=NormConfig(), use_bias=False)
+
+
+def test_scale_multiplies_the_scores():
+    plain, scaled = make_attention(2), make_attention(2, scale=2 / 6**0.5)
+    with torch.no_grad():
+        plain.q.weight.mul_(2)
+        plain.q.bias.mul_(2)
+    torch.testing.assert_close(scaled(X), plain(X))

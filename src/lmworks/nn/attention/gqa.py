@@ -2,9 +2,10 @@
 
 Vaswani et al. 2017 (arXiv 1706.03762, 3.2), multi-query: Shazeer 2019 (1911.02150), grouped:
 Ainslie et al. 2023 (2305.13245). Options: query-key norm (Henry et al. 2020, 2010.04245, with the
-learned norm of Qwen3), soft-capped scores (Gemma 2, 2408.00118, section 2).
+learned norm of Qwen3, or over all heads together as in OLMo 2, 2501.00656, section 2), soft-capped
+scores (Gemma 2, 2408.00118, section 2).
 Shapes: B batch, T new tokens, S keys (cached and new), C residual channels, H query heads,
-K kv heads, G = H / K query heads per kv head, D head_dim.
+K kv heads, D head_dim, Q all heads of a kind side by side.
 """
 
 from jaxtyping import Bool, Float
@@ -35,17 +36,21 @@ class GroupedQueryAttention(nn.Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.scale = config.scale or None
         self.logit_softcap = config.logit_softcap
         self.dropout = dropout
         self.layer = layer
-        self.q = Linear(d_model, config.d_query, bias=use_bias)
-        self.k = Linear(d_model, config.d_kv, bias=use_bias)
-        self.v = Linear(d_model, config.d_kv, bias=use_bias)
+        has_qkv_bias = use_bias or config.qkv_bias
+        self.q = Linear(d_model, config.d_query, bias=has_qkv_bias)
+        self.k = Linear(d_model, config.d_kv, bias=has_qkv_bias)
+        self.v = Linear(d_model, config.d_kv, bias=has_qkv_bias)
         self.o = Linear(config.d_query, d_model, bias=use_bias)
-        self.qk_norm = config.qk_norm
+        self.norms_heads = config.qk_norm and config.qk_norm_scope == "head"
+        self.norms_all = config.qk_norm and config.qk_norm_scope == "full"
         if config.qk_norm:
-            self.q_norm = make_norm(norm, config.head_dim, use_bias=use_bias)
-            self.k_norm = make_norm(norm, config.head_dim, use_bias=use_bias)
+            q_dim, k_dim = config.qk_norm_dims
+            self.q_norm = make_norm(norm, q_dim, use_bias=use_bias)
+            self.k_norm = make_norm(norm, k_dim, use_bias=use_bias)
 
     def forward(
         self,
@@ -56,10 +61,13 @@ class GroupedQueryAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
         """Each token reads itself and those before it; `mask` (True = may see) narrows that."""
-        q_BHTD = self._heads(self.q(x_BTC), self.num_heads)
-        k_BKTD = self._heads(self.k(x_BTC), self.num_kv_heads)
+        q_BTQ, k_BTQ = self.q(x_BTC), self.k(x_BTC)
+        if self.norms_all:
+            q_BTQ, k_BTQ = self.q_norm(q_BTQ), self.k_norm(k_BTQ)
+        q_BHTD = self._heads(q_BTQ, self.num_heads)
+        k_BKTD = self._heads(k_BTQ, self.num_kv_heads)
         v_BKTD = self._heads(self.v(x_BTC), self.num_kv_heads)
-        if self.qk_norm:
+        if self.norms_heads:
             q_BHTD, k_BKTD = self.q_norm(q_BHTD), self.k_norm(k_BKTD)
         if rotation is not None:
             q_BHTD, k_BKTD = rotate(q_BHTD, rotation), rotate(k_BKTD, rotation)
@@ -70,6 +78,7 @@ class GroupedQueryAttention(nn.Module):
             k_BKTD,
             v_BKTD,
             mask=mask,
+            scale=self.scale,
             logit_softcap=self.logit_softcap,
             dropout=self.dropout if self.training else 0.0,
         )

@@ -21,7 +21,13 @@ class AttentionConfig(Config):
     head_dim: PositiveInt
     """Size of one head. Left out in a model config: d_model / num_heads."""
     qk_norm: bool = False
-    """Normalise each query and key head before the rotation, with the model's kind of norm."""
+    """Normalise queries and keys before the rotation, with the model's kind of norm."""
+    qk_norm_scope: Literal["head", "full"] = "head"
+    """head: each head by itself, one weight for all (Qwen3); full: all heads together (OLMo 2)."""
+    qkv_bias: bool = False
+    """Biases of q, k and v even where the model has none (Qwen2)."""
+    scale: NonNegativeFloat = 0.0
+    """Factor of the scores; 0 is 1 / sqrt(head_dim). Gemma 2 has query_pre_attn_scalar^-0.5."""
     logit_softcap: NonNegativeFloat = 0.0
     """Bound scores softly to (-c, c) by c * tanh(score / c), as Gemma 2; 0 leaves them alone."""
 
@@ -54,6 +60,13 @@ class AttentionConfig(Config):
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qk_norm_dims(self) -> tuple[int, int]:
+        """Channels that the query-key norm takes together: of queries and of keys."""
+        if self.qk_norm_scope == "full":
+            return self.d_query, self.d_kv
+        return self.head_dim, self.head_dim
+
+    @property
     def rotary_dim(self) -> int:
         """Elements of a head that rotary positions may turn."""
         return self.head_dim
@@ -67,10 +80,11 @@ class AttentionConfig(Config):
         """Of the layer's own weights."""
         shapes: Shapes = {}
         for name, d_out in (("q", self.d_query), ("k", self.d_kv), ("v", self.d_kv)):
-            shapes |= linear_shapes(name, d_model, d_out, bias=use_bias)
+            shapes |= linear_shapes(name, d_model, d_out, bias=use_bias or self.qkv_bias)
         shapes |= linear_shapes("o", self.d_query, d_model, bias=use_bias)
-        for name in ("q_norm", "k_norm") if self.qk_norm else ():
-            shapes |= norm.weight_shapes(name, self.head_dim, use_bias=use_bias)
+        if self.qk_norm:
+            for name, dim in zip(("q_norm", "k_norm"), self.qk_norm_dims, strict=True):
+                shapes |= norm.weight_shapes(name, dim, use_bias=use_bias)
         return shapes
 
     def projection_flops_per_token(self, d_model: int) -> int:

@@ -14,19 +14,24 @@ def reference_attention(
     k_BKSD: Float[Tensor, "B K S D"],
     v_BKSD: Float[Tensor, "B K S D"],
     *,
-    mask: Bool[Tensor, "... T S"] | None,
-    logit_softcap: float,
-    dropout: float,
+    mask: Bool[Tensor, "... T S"] | None = None,
+    bias: Float[Tensor, "... T S"] | None = None,
+    scale: float | None = None,
+    logit_softcap: float = 0.0,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "B H T D"]:
     """Holds the B x H x T x S scores; see the public function for the arguments."""
     num_groups = q_BHTD.shape[1] // k_BKSD.shape[1]
     k_BHSD = k_BKSD.repeat_interleave(num_groups, dim=1)
     v_BHSD = v_BKSD.repeat_interleave(num_groups, dim=1)
-    scores_BHTS = q_BHTD @ k_BHSD.transpose(-1, -2) * q_BHTD.shape[-1] ** -0.5
+    scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
+    scores_BHTS = q_BHTD @ k_BHSD.transpose(-1, -2) * scale
     if scores_BHTS.dtype != torch.float64:
         scores_BHTS = scores_BHTS.float()
     if logit_softcap:
         scores_BHTS = logit_softcap * torch.tanh(scores_BHTS / logit_softcap)
+    if bias is not None:
+        scores_BHTS = scores_BHTS + bias
     if mask is None:
         mask = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device)
         mask = mask.tril(scores_BHTS.shape[-1] - scores_BHTS.shape[-2])
