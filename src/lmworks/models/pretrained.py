@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lmworks import tokenizer
@@ -27,12 +27,12 @@ from lmworks.base.errors import CheckpointError
 from lmworks.base.storage import atomic_file, write_json
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
+from lmworks.models.state import build_decoder
+from lmworks.models.tensor_file import Header, TensorFile
 from lmworks.tokenizer import Tokenizer
 
 WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE = "model.safetensors", "config.json", "tokenizer.json"
 CHECKPOINTS_FOLDER, LATEST_FILE = "checkpoints", "latest"
-_FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
-_MAX_NAMES_IN_ERROR = 3
 
 
 class Run(NamedTuple):
@@ -57,8 +57,25 @@ def save_pretrained(folder: str | Path, model: Decoder) -> None:
     write_json(folder / CONFIG_FILE, model.config.model_dump(mode="json"))
 
 
-def load_pretrained(path: str | Path) -> Decoder:
-    """The model in `path`, in evaluation mode, weights in the dtype they were saved in.
+class _OwnWeights(NamedTuple):
+    """A file of ours as a WeightSource: the names are already right."""
+
+    file: TensorFile
+
+    @property
+    def where(self) -> str:
+        return str(self.file.path)
+
+    @property
+    def headers(self) -> Mapping[str, Header]:
+        return self.file.headers
+
+    def fill(self, name: str, out: Tensor) -> None:
+        self.file.read_into(name, out)
+
+
+def load_pretrained(path: str | Path, *, dtype: torch.dtype | None = None) -> Decoder:
+    """The model in `path`, in evaluation mode, weights in `dtype` or the one they were saved in.
 
     Raises:
         CheckpointError: a file is missing, truncated or not what it says, or the tensors are those
@@ -66,14 +83,8 @@ def load_pretrained(path: str | Path) -> Decoder:
     """
     folder = checkpoint_folder(path)
     config = load_config(folder)
-    file = folder / WEIGHTS_FILE
-    _check_tensors(config, _tensor_headers(file), where=str(file))
-    with torch.device("meta"):
-        model = Decoder(config)
-    # Only the tables are written here: untouched pages of the weights cost nothing.
-    model.to_empty(device="cpu")
-    model.load_state_dict(load_file(file), assign=True)
-    return model.eval()
+    with TensorFile(folder / WEIGHTS_FILE) as file:
+        return build_decoder(config, _OwnWeights(file), dtype=dtype)
 
 
 def open_run(path: str | Path) -> Run:
@@ -135,59 +146,6 @@ def load_config(folder: Path) -> ModelConfig:
         return ModelConfig.model_validate(values)
     except ValidationError as err:
         raise CheckpointError(f"{file}: not a model config: {_first_reason(err)}") from None
-
-
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def _tensor_headers(file: Path) -> dict[str, _Header]:
-    """Name, shape and dtype of every tensor; reads the file's header only."""
-    if not file.is_file():
-        raise CheckpointError(f"{file}: missing")
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return {
-                name: _Header(tuple(part.get_shape()), part.get_dtype())
-                for name in tensors.keys()  # noqa: SIM118 (not a mapping)
-                for part in [tensors.get_slice(name)]
-            }
-    except (SafetensorError, OSError) as err:
-        raise CheckpointError(f"{file}: truncated or not a safetensors file ({err})") from None
-
-
-def _check_tensors(config: ModelConfig, found: Mapping[str, _Header], *, where: str) -> None:
-    """Raise CheckpointError unless `found` are the weights of `config`."""
-    # First, because listing the shapes of a forged num_layers could take all memory.
-    if config.num_layers > len(found):
-        raise CheckpointError(
-            f"{where}: {len(found)} tensors cannot be a model of num_layers={config.num_layers}"
-        )
-    wanted = config.weight_shapes()
-    problems = _names("missing", [n for n in wanted if n not in found])
-    problems += _names("unexpected", [n for n in found if n not in wanted])
-    shared = [n for n in wanted if n in found]
-    problems += _names(
-        "mis-shaped",
-        [f"{n} {found[n].shape} not {wanted[n]}" for n in shared if found[n].shape != wanted[n]],
-    )
-    problems += _names(
-        "not floating point",
-        [f"{n} {found[n].dtype}" for n in shared if found[n].dtype not in _FLOAT_DTYPES],
-    )
-    if problems:
-        raise CheckpointError(
-            f"{where}: not the weights of the model in {CONFIG_FILE}: {'; '.join(problems)}"
-        )
-
-
-def _names(label: str, names: list[str]) -> list[str]:
-    if not names:
-        return []
-    more = len(names) - _MAX_NAMES_IN_ERROR
-    tail = f" and {more} more" if more > 0 else ""
-    return [f"{label}: {', '.join(names[:_MAX_NAMES_IN_ERROR])}{tail}"]
 
 
 def _first_reason(err: ValidationError) -> str:

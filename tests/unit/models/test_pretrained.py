@@ -118,7 +118,7 @@ def test_integer_weights_are_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["embed.weight"] = tensors["embed.weight"].to(torch.int8)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"not floating point: embed\.weight I8"):
+    with pytest.raises(CheckpointError, match=r"not floating point: embed\.weight int8"):
         load_pretrained(folder)
 
 
