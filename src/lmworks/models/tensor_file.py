@@ -70,6 +70,7 @@ class TensorFile:
             CheckpointError: missing, truncated, or not what its header says.
         """
         self.path = Path(path)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         if not self.path.is_file():  # opening a pipe would wait for its writer
             raise CheckpointError(f"{self.path}: missing")
         try:
@@ -129,7 +130,10 @@ class TensorFile:
             out[start:stop].copy_(rows[(slice(None), *columns)])
 
     def _read(self, begin: int, header: Header) -> Tensor:
-        values = torch.empty(header.shape, dtype=header.dtype)
+        """Values that stay until the next call: one buffer serves all, lest the heap be holed."""
+        if len(self._buffer) < header.num_bytes:
+            self._buffer = torch.empty(max(COPY_BYTES, header.num_bytes), dtype=torch.uint8)
+        values = self._buffer[: header.num_bytes].view(header.dtype).view(header.shape)
         self._fill(values, begin)
         return values
 
