@@ -28,6 +28,8 @@ from lmworks.models.presets import preset_values
 from lmworks.nn.config import (
     AttentionConfig,
     MLPConfig,
+    MTPConfig,
+    NoMTP,
     NonNegativeFloat,
     NormConfig,
     PositionConfig,
@@ -116,6 +118,8 @@ class ModelConfig(Config):
     layer_pattern: tuple[str, ...] = ()
     """Kinds from the first layer on, repeated over the depth: [local, local, local, global], or
     ["dense*3", "moe*58"]. Empty: all layers are alike."""
+    mtp: MTPConfig = NoMTP()
+    """Heads that predict further ahead than the next token: none, sequential or parallel."""
     tie_embeddings: bool = False
     """Use the embedding as the output head (Press & Wolf 2017)."""
     logit_softcap: NonNegativeFloat = 0.0
@@ -203,7 +207,13 @@ class ModelConfig(Config):
         shapes = self._embedding_shapes()
         for index, layer in enumerate(self.layers()):
             shapes |= prefixed(f"layers.{index}", self._block_shapes(layer))
-        return shapes | self._head_shapes()
+        return shapes | self._head_shapes() | self._mtp_shapes()
+
+    @property
+    def last_layer(self) -> LayerConfig:
+        """The config of the last layer, which is that of the blocks of multi-token prediction."""
+        period = self._period
+        return self._layer_configs()[period[(self.num_layers - 1) % len(period)]]
 
     @property
     def has_final_norm(self) -> bool:
@@ -247,9 +257,11 @@ class ModelConfig(Config):
         return self.init.std / math.sqrt(2 * self.num_layers) if is_scaled else self.init.std
 
     def param_counts(self) -> dict[str, int]:
-        """Parameters by part: embedding, position, attention, mlp, norms, head."""
+        """Parameters by part: embedding, position, attention, mlp, norms, head, mtp if any."""
         counts = dict.fromkeys(("embedding", "position", "attention", "mlp", "norms", "head"), 0)
-        outside = self._embedding_shapes() | self._head_shapes()
+        outside = self._embedding_shapes() | self._head_shapes() | self._mtp_shapes()
+        if self.mtp.depth:
+            counts["mtp"] = 0
         for shapes, times in [(outside, 1)] + [
             (self._block_shapes(kind), count) for kind, count in self.layer_counts()
         ]:
@@ -262,33 +274,41 @@ class ModelConfig(Config):
         return sum(self.param_counts().values())
 
     def num_active_params(self) -> int:
-        """Parameters that one token uses: all but the experts that it is not sent to."""
-        idle = 0
+        """Parameters that one token uses when the model answers: all but the experts that it is
+        not sent to, and nothing that predicts further tokens."""
+        idle = sum(map(math.prod, self._mtp_shapes().values()))
         for kind, count in self.layer_counts():
             shapes = kind.mlp.weight_shapes(self.d_model, use_bias=self.use_bias)
             active = kind.mlp.num_active_params(self.d_model, use_bias=self.use_bias)
             idle += count * (sum(map(math.prod, shapes.values())) - active)
         return self.num_params() - idle
 
-    def flops_parts(self, context_length: int, *, causal: bool = False) -> dict[str, int]:
+    def flops_parts(
+        self, context_length: int, *, training: bool = False, causal: bool = False
+    ) -> dict[str, int]:
         """Forward matmul FLOPs per token by part, for sequences of `context_length` tokens.
 
+        With `training` multi-token prediction is there, too, if the model has it.
         `causal=False` counts every query against all `context_length` keys, as PaLM's MFU does
         (arXiv 2204.02311, appendix B); `causal=True` counts only the (T + 1) / 2 keys that an
         average query may see, which is what a kernel that skips masked blocks computes.
         """
         parts: Counter[str] = Counter()
         for kind, count in self.layer_counts():
-            attention, d = kind.attention, self.d_model
-            scores = attention.score_flops_per_token(context_length, causal=causal)
-            parts["attention projections"] += count * attention.projection_flops_per_token(d)
-            parts["attention scores and values"] += count * scores
-            parts["mlp"] += count * kind.mlp.flops_per_token(d)
-        return dict(parts) | {"head": 2 * self.d_model * self.vocab_size}
+            for part, flops in self._block_flops(kind, context_length, causal=causal).items():
+                parts[part] += count * flops
+        parts["head"] = 2 * self.d_model * self.vocab_size
+        if training and self.mtp.depth:
+            block = self._block_flops(self.last_layer, context_length, causal=causal)
+            projection = self.mtp.projection_flops_per_token(self.d_model)
+            each = projection + sum(block.values()) + parts["head"]
+            parts["multi-token prediction"] = self.mtp.depth * each
+        return dict(parts)
 
     def flops_per_token(self, context_length: int, *, training: bool, causal: bool = False) -> int:
         """Matmul FLOPs per token: forward, or 3 times that for training. See `flops_parts`."""
-        forward = sum(self.flops_parts(context_length, causal=causal).values())
+        parts = self.flops_parts(context_length, training=training, causal=causal)
+        forward = sum(parts.values())
         return TRAINING_FLOPS_FACTOR * forward if training else forward
 
     def kv_cache_bytes_per_token(self, bytes_per_element: int = 2) -> int:
@@ -336,6 +356,19 @@ class ModelConfig(Config):
             ),
         )
 
+    def _block_flops(
+        self, layer: LayerConfig, context_length: int, *, causal: bool
+    ) -> dict[str, int]:
+        """Forward FLOPs per token of one block."""
+        attention, d = layer.attention, self.d_model
+        return {
+            "attention projections": attention.projection_flops_per_token(d),
+            "attention scores and values": attention.score_flops_per_token(
+                context_length, causal=causal
+            ),
+            "mlp": layer.mlp.flops_per_token(d),
+        }
+
     def _embedding_shapes(self) -> Shapes:
         shapes: Shapes = {"embed.weight": (self.vocab_size, self.d_model)}
         if self.position.kind == "learned":
@@ -362,6 +395,15 @@ class ModelConfig(Config):
         if not self.tie_embeddings:
             shapes["head.weight"] = (self.vocab_size, self.d_model)
         return shapes
+
+    def _mtp_shapes(self) -> Shapes:
+        return self.mtp.weight_shapes(
+            self.d_model,
+            self._block_shapes(self.last_layer),
+            norm=self.norm,
+            has_final_norm=self.has_final_norm,
+            use_bias=self.use_bias,
+        )
 
 
 def _section(

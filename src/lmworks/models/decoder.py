@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, C residual channels (d_model), V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,7 @@ from lmworks.nn.attention.mask import causal_mask, document_mask
 from lmworks.nn.config import RopeConfig
 from lmworks.nn.linear import Embedding, Linear
 from lmworks.nn.mlp import make_mlp
+from lmworks.nn.mtp import ParallelModule, SequentialModule
 from lmworks.nn.norm import make_norm
 from lmworks.nn.position import (
     LearnedPositions,
@@ -127,6 +128,7 @@ class Decoder(nn.Module):
         self.norm = _norm(config) if config.has_final_norm else nn.Identity()
         if not config.tie_embeddings:
             self.head = Linear(d_model, config.vocab_size, bias=False)
+        self.mtp = nn.ModuleList(_mtp_module(config, depth) for depth in range(config.mtp.depth))
         self.reset_parameters(generator or torch.Generator().manual_seed(0))
 
     def forward(
@@ -155,6 +157,11 @@ class Decoder(nn.Module):
         With a `cache` the tokens continue the cached ones and are added to it. With
         `document_ids_BT` tokens see only their own document and positions restart in each.
         """
+        return self.norm(self._run_layers(tokens_BT, cache, document_ids_BT).x_BTC)
+
+    def _run_layers(
+        self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
+    ) -> "_LayersRun":
         positions, mask = self._positions_and_mask(tokens_BT, cache, document_ids_BT)
         x_BTC = scaled(self.embed(tokens_BT), self.config.embedding_scale)
         if self.position is not None:
@@ -163,16 +170,62 @@ class Decoder(nn.Module):
         x_BTC = self.dropout(x_BTC)
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             rotation = None if rope is None else rotations[rope]
-            x_BTC = layer(x_BTC, rotation=rotation, mask=mask, cache=cache)
+            trunk_BTC, inputs = x_BTC, {"rotation": rotation, "mask": mask}
+            x_BTC = layer(x_BTC, **inputs, cache=cache)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
-        return self.norm(x_BTC)
+        return _LayersRun(x_BTC, trunk_BTC, inputs)
 
     def train_hidden(
         self, tokens_BT: Int[Tensor, "B T"], *, document_ids_BT: Int[Tensor, "B T"] | None = None
     ) -> TrainOutput:
-        """`hidden`, with all else that only training looks at."""
-        return TrainOutput(self.hidden(tokens_BT, document_ids_BT=document_ids_BT))
+        """`hidden`, with all else that only training looks at.
+
+        Multi-token prediction reads tokens further on; where a row or a document ends before them
+        its output there means nothing and must not be trained.
+        """
+        run = self._run_layers(tokens_BT, None, document_ids_BT)
+        hidden_BTC = self.norm(run.x_BTC)
+        deeper, mtp_hidden = hidden_BTC, []
+        for depth, module in enumerate(self.mtp, start=1):
+            following_BT = F.pad(tokens_BT, (0, depth))[:, depth:]
+            deeper = self._deeper(module, deeper, following_BT, run)
+            mtp_hidden.append(deeper)
+        return TrainOutput(hidden_BTC, tuple(mtp_hidden))
+
+    @torch.no_grad()
+    def draft(self, tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T D"]:
+        """The likeliest next D = 1 + `config.mtp.depth` tokens after each position.
+
+        `[..., 0]` is the model's own choice and `[..., k]` that of depth k, which has read the
+        tokens up to k places on: those of `tokens_BT`, and the drafts themselves after its end.
+        So the last row is what speculative decoding verifies (Leviathan et al. 2023, 2211.17192),
+        and the others say how often it would be right.
+        """
+        run = self._run_layers(tokens_BT, None, None)
+        deeper_BTC = self.norm(run.x_BTC)
+        drafts = [self._likeliest(deeper_BTC)]
+        for depth, module in enumerate(self.mtp, start=1):
+            after_end = [draft_BT[:, -1:] for draft_BT in drafts]
+            following_BT = torch.cat((tokens_BT, *after_end), dim=1)[:, depth:]
+            deeper_BTC = self._deeper(module, deeper_BTC, following_BT, run)
+            drafts.append(self._likeliest(deeper_BTC))
+        return torch.stack(drafts, dim=-1)
+
+    def _deeper(
+        self,
+        module: nn.Module,
+        hidden_BTC: Tensor,
+        following_BT: Tensor,
+        run: "_LayersRun",
+    ) -> Tensor:
+        """What the head reads one depth further than `hidden_BTC`, with the tokens there."""
+        if self.config.mtp.kind == "parallel":
+            return self.norm(module(run.trunk_BTC, **run.last_inputs))
+        return module(hidden_BTC, self.dropout(self.embed(following_BT)), **run.last_inputs)
+
+    def _likeliest(self, hidden_BTC: Tensor) -> Tensor:
+        return F.linear(hidden_BTC, self.head_weight_VC).argmax(dim=-1)
 
     @property
     def head_weight_VC(self) -> Float[Tensor, "V C"]:
@@ -254,6 +307,17 @@ class Decoder(nn.Module):
         return positions_T, causal_mask(num_tokens, num_cached + num_tokens, device)
 
 
+class _LayersRun(NamedTuple):
+    """What came out of the layers, and what multi-token prediction goes on from."""
+
+    x_BTC: Tensor
+    """Output of the last layer."""
+    trunk_BTC: Tensor
+    """What the last layer read."""
+    last_inputs: dict[str, Any]
+    """The other arguments of the last layer."""
+
+
 def scaled(x: Float[Tensor, "..."], factor: float) -> Float[Tensor, "..."]:
     """factor * x, without a pass over memory where the factor is 1."""
     return x if factor == 1.0 else factor * x
@@ -269,3 +333,16 @@ def _in_norm(config: ModelConfig) -> nn.Module:
 
 def _out_norm(config: ModelConfig) -> nn.Module:
     return _norm(config) if config.norms_output else nn.Identity()
+
+
+def _mtp_module(config: ModelConfig, depth: int) -> ParallelModule | SequentialModule:
+    block = Block(config, config.last_layer, config.num_layers + depth)
+    if config.mtp.kind == "parallel":
+        return ParallelModule(block)
+    return SequentialModule(
+        block,
+        d_model=config.d_model,
+        norm=config.norm,
+        has_final_norm=config.has_final_norm,
+        use_bias=config.use_bias,
+    )

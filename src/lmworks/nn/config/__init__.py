@@ -14,6 +14,7 @@ from lmworks.nn.config.mlp import (
     PlainActivation,
     default_d_ff,
 )
+from lmworks.nn.config.mtp import MTPConfig, NoMTP, ParallelMTP, SequentialMTP
 from lmworks.nn.config.norm import NormConfig, NormKind
 from lmworks.nn.config.number import NonNegativeFloat
 from lmworks.nn.config.position import (
@@ -32,13 +33,17 @@ __all__ = [
     "GatedActivation",
     "LearnedConfig",
     "MLPConfig",
+    "MTPConfig",
+    "NoMTP",
     "NoPositionConfig",
     "NonNegativeFloat",
     "NormConfig",
     "NormKind",
+    "ParallelMTP",
     "PlainActivation",
     "PositionConfig",
     "RopeConfig",
+    "SequentialMTP",
     "Shapes",
     "SinusoidalConfig",
     "default_d_ff",
