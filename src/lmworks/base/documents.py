@@ -27,7 +27,7 @@ class Document:
 
     text: str
     where: str
-    """`FILE:LINE`, the line on which the document begins."""
+    """`FILE:LINE`, the line on which the document begins, or the row of a Parquet file."""
 
 
 def read_blocks(

@@ -8,7 +8,7 @@ sorted paths; hidden files and other suffixes are passed over, links to director
 once. A glob (`*`, `?`, `[...]`, `**`) stands for the files that match. A file that is named, or
 matched by a glob, may have any suffix that is not known to be something else than text. URLs go
 through fsspec, which knows s3, gs, https, zip and many more. What is in the bytes is the business
-of documents.py.
+of documents.py and parquet.py.
 """
 
 import glob
@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.parquet import check_installed
 
-Form = Literal["text", "jsonl"]
+Form = Literal["text", "jsonl", "parquet"]
 
-SUFFIXES = (".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+SUFFIXES = (".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
 STANDARD_INPUT = "-"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _GLOB = re.compile(r"[*?\[]")
 _NOT_TEXT = {
-    **dict.fromkeys((".parquet", ".arrow", ".feather"), "write its text as .jsonl first"),
+    **dict.fromkeys((".arrow", ".feather"), "write its text as .parquet or .jsonl first"),
     **dict.fromkeys((".bz2", ".xz", ".lz4", ".br"), "decompress it, or use .gz or .zst"),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "unpack the archive first"),
     **dict.fromkeys((".pdf", ".doc", ".docx", ".epub", ".odt"), "extract its text first"),
@@ -120,7 +121,8 @@ def find_sources(
         form: what every input holds; default: by its suffix.
 
     Raises:
-        ConfigError: there are no inputs, a package for a URL is missing, or `-` is given twice.
+        ConfigError: there are no inputs, a package for a URL or for Parquet is missing, or `-` is
+            given twice.
         DataError: an input that is named does not exist, or stands for no file at all.
     """
     if not inputs:
@@ -297,6 +299,8 @@ def _remote_infos(system: Any, path: str) -> list[dict[str, Any]]:
 
 def _kind(name: str, form: Form | None) -> tuple[Form, str]:
     name = name.lower()
+    if form == "parquet" or (form is None and name.endswith(".parquet")):
+        return "parquet", ""
     compression = next((c for c in COMPRESSIONS if name.endswith(c)), "")
     is_jsonl = name.removesuffix(compression).endswith(".jsonl")
     return form or ("jsonl" if is_jsonl else "text"), compression
@@ -308,6 +312,10 @@ def _check_readable(source: Source) -> None:
     suffix = Path(stored_name.split("?")[0]).suffix.lower()
     if suffix in _NOT_TEXT:
         raise DataError(f"{source.name}: a {suffix} file is no text; {_NOT_TEXT[suffix]}")
+    if source.form == "parquet":
+        check_installed(source.name)
+        if source.is_stream:
+            raise DataError(f"{source.name}: Parquet is read from its end, so not from a stream")
     path = source.path
     if path is None:
         return

@@ -131,7 +131,12 @@ def _pack_parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"tokens per shard, about (default: {DEFAULT_MAX_SHARD_TOKENS:,})",
     )
-    add("--text-field", default="text", metavar="F", help="JSON field of the text (default: text)")
+    add(
+        "--text-field",
+        default="text",
+        metavar="F",
+        help="JSON field or Parquet column of the text (default: text)",
+    )
     add("--overwrite", action="store_true", help="replace DIR if it holds token shards already")
     return parser
 

@@ -146,10 +146,15 @@ def _add_vocabulary_options(group: "argparse._ArgumentGroup") -> None:
 
 def _add_input_options(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
-    add("--text-field", default="text", metavar="F", help="JSON field of the text (default: text)")
+    add(
+        "--text-field",
+        default="text",
+        metavar="F",
+        help="JSON field or Parquet column of the text (default: text)",
+    )
     add(
         "--input-form",
-        choices=["text", "jsonl"],
+        choices=["text", "jsonl", "parquet"],
         help="what the inputs hold (default: by suffix; standard input: text)",
     )
     add_on_error_option(group)

@@ -7,6 +7,7 @@ Formats, chosen by the file's suffix, each also compressed as .gz or .zst:
   .txt     UTF-8; a line `<|endoftext|>` ends a document, without such a line the file is one
            document; line breaks at a document's two ends are dropped
   .jsonl   one JSON object per line, the text under `text_field`, kept as it is
+and .parquet, a text per row in the column `text_field`, kept as it is.
 
 A directory stands for every such file under it; globs, URLs and `-` are inputs too, see
 base/sources.py. Documents without any text are skipped. Whatever is wrong with a file (missing,
@@ -26,6 +27,7 @@ from lmworks.base.documents import (
     split_lines,
 )
 from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.parquet import ParquetTexts
 from lmworks.base.sources import (
     SUFFIXES,
     Source,
@@ -119,6 +121,10 @@ class DocumentReader:
             raise DataError(f"{err}; {used}") from None
 
     def _all_documents(self, source: Source, raw: IO[bytes]) -> Iterator[Document]:
+        if source.form == "parquet":
+            is_remote = source.remote is not None
+            rows = ParquetTexts(source.name, raw, self.text_field, is_remote=is_remote)
+            return (Document(text or "", f"{source.name}:{number}") for number, text in rows)
         blocks = read_blocks(
             source.name,
             raw,

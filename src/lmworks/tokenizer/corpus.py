@@ -1,8 +1,9 @@
 """Reading a training corpus into the native trainer's counts of pieces.
 
 Plain local files are counted by native threads (BpeTrainer.count_file). Everything else is a stream
-in constant memory: JSON lines give a document each; other text is cut at places where no pattern
-sees a difference, or, for a regular expression that is not known, behind special tokens.
+in constant memory: JSON lines and rows of Parquet give a document each; other text is cut at places
+where no pattern sees a difference, or, for a regular expression that is not known, behind special
+tokens.
 
 A file with a fault is left out and the rest is read if the caller takes the fault. Nothing of a
 plain file that is not UTF-8 is counted, for it is checked first; a damaged stream counts up to its
@@ -20,6 +21,7 @@ from typing import IO
 from lmworks import _text
 from lmworks.base.documents import encoding_hint, json_line_text, read_blocks, split_lines
 from lmworks.base.errors import DataError
+from lmworks.base.parquet import ParquetTexts
 from lmworks.base.sources import Source
 from lmworks.tokenizer.count_state import CountState, Position
 from lmworks.tokenizer.train_settings import Progress, TrainSettings
@@ -155,6 +157,9 @@ class Corpus:
     def _count_stream(self, source: Source) -> None:
         with source.open() as raw:
             start = self._position
+            if source.form == "parquet":
+                self._count_rows(source, raw)
+                return
             is_seekable = source.path is not None and not source.compression
             if start.offset and is_seekable:
                 raw.seek(start.offset)
@@ -207,6 +212,23 @@ class Corpus:
             raise DataError(bad.why_it_ends(err)) from None
         if bad.num_bad:
             raise DataError(bad.summary())
+
+    def _count_rows(self, source: Source, raw: IO[bytes]) -> None:
+        number = self._position.line
+        try:
+            is_remote = source.remote is not None
+            rows = ParquetTexts(
+                source.name, raw, self._text_field, begin=number, is_remote=is_remote
+            )
+            for number, text in rows:
+                if text:
+                    self._feed.add(text.encode("utf-8"))
+                self._position = replace(self._position, line=number)
+                self._save_if_due()
+                if self._progress and self._feed.is_empty:
+                    self._report(number * (source.size_bytes or 0) // rows.num_rows)
+        except DataError as err:
+            raise self._with_use(err, f"{number:,} rows before that are used", number) from None
 
     def _after(self, source: Source, raw: IO[bytes], position: Position) -> None:
         """One more chunk or line of a stream has been handed on."""
@@ -367,9 +389,12 @@ def read_texts(
     for source in sources:
         try:
             with source.open() as raw:
-                blocks = read_blocks(
-                    source.name, raw, source.compression, is_remote=source.remote is not None
-                )
+                is_remote = source.remote is not None
+                if source.form == "parquet":
+                    rows = ParquetTexts(source.name, raw, text_field, is_remote=is_remote)
+                    yield from (text for _, text in rows if text)
+                    continue
+                blocks = read_blocks(source.name, raw, source.compression, is_remote=is_remote)
                 if source.form == "jsonl":
                     yield from _json_texts(source.name, blocks, text_field)
                 else:

@@ -38,7 +38,7 @@ class Position:
     offset: int = 0
     """Bytes of the source's content, decompressed."""
     line: int = 0
-    """Lines of a JSON file, and what was wrong with some of them."""
+    """Lines of a JSON file, and what was wrong with some of them; rows of a Parquet file."""
     num_good: int = 0
     num_bad: int = 0
     first_bad: str = ""

@@ -75,8 +75,8 @@ def train_bpe(
         max_memory: of the counts, in bytes or as "2GB"; beyond it they are kept on the disk.
         spill_dir: where to; default: the system's temporary folder.
         num_threads: default: the usable cores. The merges are the same for any number.
-        text_field: of JSON lines.
-        input_form: "text" or "jsonl"; default: by suffix, and text for standard input.
+        text_field: of JSON lines; the column of Parquet files.
+        input_form: "text", "jsonl" or "parquet"; default: by suffix, and text for standard input.
         allow_invalid_utf8: train on text that is not UTF-8 as bytes.
         on_fault: called with what is wrong with a file, which is then left out (see corpus.py);
             default: the first is raised.

@@ -1,6 +1,7 @@
 """Inputs become the sources they stand for, and what is wrong with them is told at once."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
@@ -94,6 +95,12 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> Non
         ("A.TXT.GZ", "text", ".gz"),
         ("a.jsonl", "jsonl", ""),
         ("a.JSONL.zst", "jsonl", ".zst"),
+        pytest.param(
+            "a.Parquet",
+            "parquet",
+            "",
+            marks=pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow"),
+        ),
     ],
 )
 def test_the_suffix_tells_form_and_compression(
@@ -155,7 +162,7 @@ def test_an_unknown_protocol_is_refused() -> None:
         find_sources(["nope://x"])
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.txt.xz", "a.zip", "a.PDF"])
+@pytest.mark.parametrize("name", ["a.feather", "a.txt.xz", "a.zip", "a.PDF"])
 def test_what_is_known_not_to_be_text_is_a_fault(tmp_path: Path, name: str) -> None:
     sources, (fault,) = find_sources([write(tmp_path / name)])
     assert sources == []

@@ -110,8 +110,18 @@ def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_known_to_be_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.parquet: a \.parquet file is no text; .*\.jsonl"):
-        DocumentReader([write(tmp_path / "a.parquet", "A")])
+    with pytest.raises(DataError, match=r"a\.feather: a \.feather file is no text; .*\.jsonl"):
+        DocumentReader([write(tmp_path / "a.feather", "A")])
+
+
+def test_a_parquet_file_has_a_document_in_each_row(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"body": ["one", None, " ", "two\n"]}), tmp_path / "a.parquet")
+    documents = list(DocumentReader([tmp_path], text_field="body"))
+    assert [document.text for document in documents] == ["one", "two\n"]
+    assert documents[1].where == f"{tmp_path / 'a.parquet'}:4"
 
 
 def test_a_directory_without_text_names_the_allowed_suffixes(tmp_path: Path) -> None:

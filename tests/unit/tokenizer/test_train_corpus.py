@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,15 @@ def json_lines(documents: list[str], field: str = "text") -> bytes:
     return b"".join(json.dumps({field: text}).encode() + b"\n" for text in documents)
 
 
+def parquet(documents: list[str], field: str = "text") -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    file = io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({field: [*documents, None]}), file, row_group_size=7
+    )
+    return file.getvalue()
+
+
 def write(path: Path, data: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -50,6 +60,7 @@ def expected() -> str:
         ("a.jsonl", lambda: json_lines(DOCUMENTS * 30)),
         ("a.jsonl.gz", lambda: gzip.compress(json_lines(DOCUMENTS * 30))),
         ("a.jsonl.zst", lambda: zst(json_lines(DOCUMENTS * 30))),
+        ("a.parquet", lambda: parquet(DOCUMENTS * 30)),
     ],
 )
 def test_each_format_gives_the_same_tokenizer(
@@ -67,14 +78,26 @@ def test_a_directory_and_a_glob_give_the_tokenizer_of_their_files(tmp_path: Path
     assert train_bpe([f"{tmp_path}/*.jsonl"], VOCAB_SIZE).fingerprint == expected()
 
 
+def test_a_parquet_file_that_breaks_off_counts_up_to_there(tmp_path: Path) -> None:
+    data = bytearray(parquet(DOCUMENTS * 300))
+    data[len(data) // 2 : len(data) // 2 + 2000] = bytes(2000)
+    file = write(tmp_path / "a.parquet", bytes(data))
+    faults: list[DataError] = []
+    train_bpe(file, VOCAB_SIZE, on_fault=faults.append)
+    assert re.search(r"a\.parquet:\d+: cannot be read further .*; [\d,]+ rows", str(faults[0]))
+
+
 def test_urls_give_the_tokenizer_of_their_text(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/in/a.jsonl.gz", gzip.compress(json_lines(DOCUMENTS * 30)))
+    memory.pipe("/rows/a.parquet", parquet(DOCUMENTS * 30))
     try:
         assert train_bpe("memory://in/a.jsonl.gz", VOCAB_SIZE).fingerprint == expected()
+        assert train_bpe("memory://rows", VOCAB_SIZE).fingerprint == expected()
         assert train_bpe("memory://in", VOCAB_SIZE).fingerprint == expected()
     finally:
         memory.rm("/in", recursive=True)
+        memory.rm("/rows", recursive=True)
     file = write(tmp_path / "a.txt", TEXT)
     assert train_bpe(f"file://{file}", VOCAB_SIZE).fingerprint == expected()
 

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,11 @@ def folder(tmp_path: Path) -> Path:
     lines = "".join(json.dumps({"text": line}) + "\n" for line in text(3, 300).splitlines())
     (folder / "c.jsonl").write_text(lines)
     (folder / "d.txt").write_text(text(4, 900))
+    if find_spec("pyarrow"):
+        import pyarrow.parquet
+
+        table = pyarrow.table({"text": text(5, 300).splitlines()})
+        pyarrow.parquet.write_table(table, folder / "e.parquet", row_group_size=90)
     return folder
 
 
