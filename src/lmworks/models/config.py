@@ -35,14 +35,14 @@ from lmworks.nn.config import (
     PositionConfig,
     RopeConfig,
     Shapes,
+    T5Config,
     default_d_ff,
     prefixed,
 )
 
 TRAINING_FLOPS_FACTOR = 3
 MAX_SEQ_LEN = 2**24
-"""Longest context that a config may name: position tables are built in full, so a forged config
-must not ask for all memory."""
+"""Longest context that a config may name, so that a forged one does not ask for all memory."""
 _COUNT = TypeAdapter(PositiveInt)
 _ATTENTION: TypeAdapter[AttentionConfig] = TypeAdapter(AttentionConfig)
 _MLP: TypeAdapter[MLPConfig] = TypeAdapter(MLPConfig)
@@ -76,7 +76,7 @@ class LayerKind(Config):
     mlp: dict[str, Any] = Field(default_factory=dict)
     """For example {d_ff: 10944}."""
     position: dict[str, Any] = Field(default_factory=dict)
-    """rope or none; for example {theta: 10000}."""
+    """rope, alibi, t5 or none; for example {theta: 10000}."""
 
 
 class LayerConfig(NamedTuple):
@@ -173,13 +173,28 @@ class ModelConfig(Config):
                     "all layers; only the model's own position can be that"
                 )
         for name, layer in self._layer_configs().items():
+            where = f"layer_kinds.{name}." if name else ""
             head_dim = layer.attention.rotary_dim
-            if layer.position.kind == "rope" and head_dim % 2:
-                where = f"layer_kinds.{name}." if name else ""
+            if layer.position.kind != "rope":
+                continue
+            rotary_dim = layer.position.rotary_dim(head_dim)
+            if layer.position.rotary_fraction < 1 and (rotary_dim % 2 or not rotary_dim):
+                raise ValueError(
+                    f"{where}position.rotary_fraction={layer.position.rotary_fraction:g} of "
+                    f"head_dim={head_dim} are {rotary_dim} elements, but rope turns pairs; "
+                    f"nearest: {(rotary_dim + 1 + (not rotary_dim)) / head_dim:g}"
+                )
+            if rotary_dim % 2:
                 raise ValueError(
                     f"{where}attention.head_dim={head_dim} is odd, but position.kind=rope turns "
                     f"pairs of elements; nearest: {head_dim + 1}"
                 )
+        if len(self.t5_tables()) > 1:
+            heads = sorted(num_heads for _, num_heads in self.t5_tables())
+            raise ValueError(
+                "position.kind=t5 is one table for all layers that have it; they must be equal in "
+                f"position.* and attention.num_heads, which is {heads}"
+            )
         if self.position.kind == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd, but position.kind=sinusoidal fills pairs of "
@@ -319,6 +334,14 @@ class ModelConfig(Config):
             elements += count * heads * (key_dim + value_dim)
         return elements * bytes_per_element
 
+    def t5_tables(self) -> set[tuple[T5Config, int]]:
+        """T5's relative bias and its number of heads, where layers have it: one or none."""
+        return {
+            (layer.position, layer.attention.num_heads)
+            for layer in self._layer_configs().values()
+            if layer.position.kind == "t5"
+        }
+
     @property
     def _period(self) -> list[str]:
         """Names of the kinds of the first layers, before they repeat; "" is the plain one."""
@@ -373,6 +396,8 @@ class ModelConfig(Config):
         shapes: Shapes = {"embed.weight": (self.vocab_size, self.d_model)}
         if self.position.kind == "learned":
             shapes["position.weight"] = (self.max_seq_len, self.d_model)
+        for t5, num_heads in self.t5_tables():
+            shapes |= prefixed("position_bias", t5.weight_shapes(num_heads))
         return shapes
 
     def _block_shapes(self, layer: LayerConfig) -> Shapes:
@@ -425,7 +450,7 @@ def _part_of(name: str) -> str:
     if "norm" in name:
         return "norms"
     first = name.partition(".")[0]
-    return {"embed": "embedding"}.get(first, first)
+    return {"embed": "embedding", "position_bias": "position"}.get(first, first)
 
 
 def _as_count(value: Any) -> int:

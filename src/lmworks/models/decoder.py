@@ -9,8 +9,8 @@ here knows of devices, precision, sharding or compilation: those are applied to 
 Shapes: B batch, T tokens, C residual channels (d_model), V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,18 +22,22 @@ from lmworks.models.config import LayerConfig, ModelConfig
 from lmworks.nn.attention.cache import KVCache
 from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import causal_mask, document_mask
-from lmworks.nn.config import RopeConfig
+from lmworks.nn.config import AlibiConfig, RopeConfig
 from lmworks.nn.linear import Embedding, Linear
 from lmworks.nn.mlp import make_mlp
 from lmworks.nn.mtp import ParallelModule, SequentialModule
 from lmworks.nn.norm import make_norm
 from lmworks.nn.position import (
+    AlibiBias,
     LearnedPositions,
     Rope,
     Rotation,
     SinusoidalPositions,
+    T5Bias,
     packed_positions,
 )
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Block(nn.Module):
@@ -69,12 +73,13 @@ class Block(nn.Module):
         *,
         rotation: Rotation | None = None,
         mask: Bool[Tensor, "... T S"] | None = None,
+        bias: Float[Tensor, "... T S"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
         """One layer of the model."""
 
         def attend(h_BTC: Tensor) -> Tensor:
-            return self.attention(h_BTC, rotation=rotation, mask=mask, cache=cache)
+            return self.attention(h_BTC, rotation=rotation, mask=mask, bias=bias, cache=cache)
 
         def attend_and_mlp(h_BTC: Tensor) -> Tensor:
             return attend(h_BTC) + self.mlp(h_BTC)
@@ -119,10 +124,16 @@ class Decoder(nn.Module):
         if config.position.kind == "learned":
             self.position = LearnedPositions(max_seq_len=max_seq_len, d_model=d_model)
         elif config.position.kind == "sinusoidal":
-            self.position = SinusoidalPositions(max_seq_len=max_seq_len, d_model=d_model)
+            self.position = SinusoidalPositions(d_model=d_model)
+        self.position_bias: T5Bias | None = None
+        for t5, num_heads in config.t5_tables():
+            self.position_bias = T5Bias(t5, num_heads=num_heads)
         layers = list(config.layers())
-        self.ropes = nn.ModuleList()
-        self._rope_of_layer = self._build_ropes(layers)
+        ropes, self._rope_of_layer = _numbered(map(_rope_key, layers))
+        alibis, self._alibi_of_layer = _numbered(map(_alibi_key, layers))
+        self._has_t5 = [own.position.kind == "t5" for own in layers]
+        self.ropes = nn.ModuleList(Rope(rope, head_dim=dim) for rope, dim in ropes)
+        self.alibis = nn.ModuleList(AlibiBias(alibi, num_heads=n) for alibi, n in alibis)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config, own, i) for i, own in enumerate(layers))
         self.norm = _norm(config) if config.has_final_norm else nn.Identity()
@@ -166,11 +177,10 @@ class Decoder(nn.Module):
         x_BTC = scaled(self.embed(tokens_BT), self.config.embedding_scale)
         if self.position is not None:
             x_BTC = self.position.add_to(x_BTC, positions)
-        rotations = [rope(positions) for rope in self.ropes]
+        signals = self._position_signals(positions, cache)
         x_BTC = self.dropout(x_BTC)
-        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
-            rotation = None if rope is None else rotations[rope]
-            trunk_BTC, inputs = x_BTC, {"rotation": rotation, "mask": mask}
+        for layer, (rotation, bias) in zip(self.layers, signals, strict=True):
+            trunk_BTC, inputs = x_BTC, {"rotation": rotation, "mask": mask, "bias": bias}
             x_BTC = layer(x_BTC, **inputs, cache=cache)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
@@ -268,22 +278,25 @@ class Decoder(nn.Module):
                 std = self.config.start_std(name)
                 weight.copy_(draw.normal_(0.0, std, generator=generator))
 
-    def _build_ropes(self, layers: list[LayerConfig]) -> list[int | None]:
-        """Fill `ropes` with the distinct rotations; the number of each layer's, if it has one."""
-        numbers: dict[tuple[RopeConfig, int], int] = {}
-        of_layer: list[int | None] = []
-        for own in layers:
-            if own.position.kind != "rope":
-                of_layer.append(None)
-                continue
-            key = (own.position, own.attention.rotary_dim)
-            if key not in numbers:
-                numbers[key] = len(self.ropes)
-                self.ropes.append(
-                    Rope(own.position, head_dim=key[1], max_seq_len=self.config.max_seq_len)
-                )
-            of_layer.append(numbers[key])
-        return of_layer
+    def _position_signals(
+        self, positions: Tensor, cache: KVCache | None
+    ) -> list[tuple[Rotation | None, Tensor | None]]:
+        """What each layer is told of positions: a rotation, a bias (... H T S) or nothing."""
+        keys = positions
+        if cache is not None:
+            keys = torch.arange(cache.length + len(positions), device=positions.device)
+        rotations = [rope(positions) for rope in self.ropes]
+        alibis = [alibi(positions, keys) for alibi in self.alibis]
+        t5 = None if self.position_bias is None else self.position_bias(positions, keys)
+        return [
+            (
+                None if rope is None else rotations[rope],
+                t5 if has_t5 else None if alibi is None else alibis[alibi],
+            )
+            for rope, alibi, has_t5 in zip(
+                self._rope_of_layer, self._alibi_of_layer, self._has_t5, strict=True
+            )
+        ]
 
     def _positions_and_mask(
         self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
@@ -316,6 +329,21 @@ class _LayersRun(NamedTuple):
     """What the last layer read."""
     last_inputs: dict[str, Any]
     """The other arguments of the last layer."""
+
+
+def _rope_key(own: LayerConfig) -> tuple[RopeConfig, int] | None:
+    return (own.position, own.attention.rotary_dim) if own.position.kind == "rope" else None
+
+
+def _alibi_key(own: LayerConfig) -> tuple[AlibiConfig, int] | None:
+    return (own.position, own.attention.num_heads) if own.position.kind == "alibi" else None
+
+
+def _numbered(keys: Iterable[K | None]) -> tuple[list[K], list[int | None]]:
+    """The keys without repetition, and the number of each of them there."""
+    numbers: dict[K, int] = {}
+    of_each = [None if k is None else numbers.setdefault(k, len(numbers)) for k in keys]
+    return list(numbers), of_each
 
 
 def scaled(x: Float[Tensor, "..."], factor: float) -> Float[Tensor, "..."]:

@@ -174,7 +174,7 @@ def test_gated_mlp_costs_what_a_plain_one_does(activation):
         (["dropout=1"], "dropout=1: input should be less than 1"),
         (["attention=4"], "attention=4"),
         (["num_layer=4"], "num_layer: no such key; did you mean 'num_layers'"),
-        (["position.kind=alibi"], "position.kind='alibi'; allowed: 'rope', 'learned'"),
+        (["position.kind=alib"], "position.kind='alib'; allowed: 'rope', 'learned'"),
         (["position.kind=learned", "position.theta=1"], "position.theta: no such key"),
         (["norm.eps=0"], "norm.eps=0: input should be greater than 0"),
         (["logit_softcap=-1"], "logit_softcap=-1: input should be greater than or equal to 0"),
@@ -242,7 +242,7 @@ def test_counts_of_a_pattern_are_those_of_the_real_model():
 def test_layers_of_a_pattern_turn_by_their_own_rotation():
     config = ModelConfig.model_validate(LOCAL_GLOBAL)
     model = Decoder(config).eval()
-    assert [rope.theta for rope in model.ropes] == [100.0]
+    assert [rope.frequencies[1] for rope in model.ropes] == [100.0 ** (-2 / 4)]
     tokens = torch.arange(12)[None]
     plain = Decoder(ModelConfig.model_validate(LOCAL_GLOBAL | {"layer_kinds": {
         "local": {"mlp": {"d_ff": 24}}, "global": {"position": {"kind": "none"}},

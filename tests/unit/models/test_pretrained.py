@@ -54,7 +54,7 @@ def test_weights_keep_the_dtype_they_were_saved_in(tmp_path):
     save_pretrained(tmp_path, make_model().to(torch.bfloat16))
     loaded = load_pretrained(tmp_path)
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
-    assert loaded.ropes[0].cos.dtype == torch.float32
+    assert loaded.ropes[0].frequency_P.dtype == torch.float64
 
 
 def test_loaded_weights_can_be_trained(folder):

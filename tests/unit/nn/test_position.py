@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmworks.nn.config import RopeConfig
+from lmworks.nn.config import AlibiConfig, RopeConfig
 from lmworks.nn.position import (
+    AlibiBias,
     LearnedPositions,
     Rope,
     SinusoidalPositions,
@@ -17,8 +18,8 @@ from lmworks.nn.position import (
 )
 
 
-def make_rope(head_dim: int = 16, max_seq_len: int = 4096, theta: float = 10000.0) -> Rope:
-    return Rope(RopeConfig(theta=theta), head_dim=head_dim, max_seq_len=max_seq_len)
+def make_rope(head_dim: int = 16, **values) -> Rope:
+    return Rope(RopeConfig.model_validate(values), head_dim=head_dim)
 
 
 ROPE = make_rope()
@@ -75,13 +76,13 @@ def test_rope_is_its_formula():
 
 
 def test_rope_angles_are_exact_far_out():
-    rope = make_rope(head_dim=4, max_seq_len=200_001, theta=500_000.0)
+    rotation = make_rope(head_dim=4, theta=500_000.0)(torch.tensor([200_000]))
     angle = 200_000 * 500_000.0**-0.5
-    assert float(rope.cos[200_000, 1]) == pytest.approx(math.cos(angle), abs=1e-7)
+    assert float(rotation.cos[0, 1]) == pytest.approx(math.cos(angle), abs=1e-7)
 
 
 def test_sinusoids_are_the_papers():
-    positions = SinusoidalPositions(max_seq_len=50, d_model=6)
+    positions = SinusoidalPositions(d_model=6)
     added = positions.add_to(torch.zeros(1, 50, 6), torch.arange(50))
     for p in (0, 1, 49):
         for i in range(3):
@@ -100,12 +101,14 @@ def test_sinusoids_are_the_papers():
         lambda m: m.bfloat16().float(),
     ],
 )
-@pytest.mark.parametrize("kind", ["rope", "sinusoidal"])
+@pytest.mark.parametrize("kind", ["rope", "alibi", "sinusoidal"])
 def test_tables_stay_exact_through_conversions(convert, kind):
     def make():
         if kind == "rope":
-            return make_rope(max_seq_len=64)
-        return SinusoidalPositions(max_seq_len=64, d_model=8)
+            return make_rope()
+        if kind == "alibi":
+            return AlibiBias(AlibiConfig(), num_heads=6)
+        return SinusoidalPositions(d_model=8)
 
     expected = dict(make().named_buffers())
     found = dict(convert(make()).named_buffers())

@@ -58,9 +58,11 @@ class GroupedQueryAttention(nn.Module):
         *,
         rotation: Rotation | None = None,
         mask: Bool[Tensor, "... T S"] | None = None,
+        bias: Float[Tensor, "... T S"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
-        """Each token reads itself and those before it; `mask` (True = may see) narrows that."""
+        """Each token reads itself and those before it; `mask` (True = may see) narrows that, `bias`
+        is added to the scores."""
         q_BTQ, k_BTQ = self.q(x_BTC), self.k(x_BTC)
         if self.norms_all:
             q_BTQ, k_BTQ = self.q_norm(q_BTQ), self.k_norm(k_BTQ)
@@ -78,6 +80,7 @@ class GroupedQueryAttention(nn.Module):
             k_BKTD,
             v_BKTD,
             mask=mask,
+            bias=bias,
             scale=self.scale,
             logit_softcap=self.logit_softcap,
             dropout=self.dropout if self.training else 0.0,

@@ -18,35 +18,55 @@ from lmworks.nn.config.mtp import MTPConfig, NoMTP, ParallelMTP, SequentialMTP
 from lmworks.nn.config.norm import NormConfig, NormKind
 from lmworks.nn.config.number import NonNegativeFloat
 from lmworks.nn.config.position import (
+    AlibiConfig,
     LearnedConfig,
     NoPositionConfig,
     PositionConfig,
     RopeConfig,
     SinusoidalConfig,
+    T5Config,
+)
+from lmworks.nn.config.rope_scaling import (
+    LinearScalingConfig,
+    Llama3ScalingConfig,
+    NoScalingConfig,
+    NtkScalingConfig,
+    RopeScalingConfig,
+    YarnScalingConfig,
+    yarn_mscale,
 )
 from lmworks.nn.config.shapes import Shapes, linear_shapes, prefixed
 
 __all__ = [
     "GATED_ACTIVATIONS",
     "Activation",
+    "AlibiConfig",
     "AttentionConfig",
     "GatedActivation",
     "LearnedConfig",
+    "LinearScalingConfig",
+    "Llama3ScalingConfig",
     "MLPConfig",
     "MTPConfig",
     "NoMTP",
     "NoPositionConfig",
+    "NoScalingConfig",
     "NonNegativeFloat",
     "NormConfig",
     "NormKind",
+    "NtkScalingConfig",
     "ParallelMTP",
     "PlainActivation",
     "PositionConfig",
     "RopeConfig",
+    "RopeScalingConfig",
     "SequentialMTP",
     "Shapes",
     "SinusoidalConfig",
+    "T5Config",
+    "YarnScalingConfig",
     "default_d_ff",
     "linear_shapes",
     "prefixed",
+    "yarn_mscale",
 ]
