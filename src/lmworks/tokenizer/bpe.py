@@ -427,6 +427,10 @@ def _check_missing(missing: bytes, unknown: Unknown | None, ignore_merges: bool)
 
 def _check_special_ids(tokens: TokenTable, specials: Mapping[str, int]) -> None:
     """Special tokens have ids of their own, or that of the token with the same bytes."""
+    ids = specials.values()
+    is_behind = not specials or len(tokens) <= min(ids) <= max(ids) < _text.MAX_TOKENS
+    if is_behind and len(set(ids)) == len(specials):
+        return
     owner: dict[int, str] = {}
     for name, token_id in specials.items():
         if not 0 <= token_id < _text.MAX_TOKENS:

@@ -8,7 +8,8 @@ reproduce exactly is refused by name. Models without ByteLevel are read by sente
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import chain, repeat
+from itertools import chain, count, filterfalse, repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from lmworks import _text
@@ -189,51 +190,57 @@ def _added_tokens(
     """Special tokens, other added tokens, and the flags of both. Of equal ones the last counts."""
     if not isinstance(entries, list):
         raise DataError(f"added_tokens must be a list, got {type(entries).__name__}")
-    special: dict[str, int] = {}
-    added: dict[str, int] = {}
-    flags: dict[str, TokenFlags] = {}
-    num_new = 0
-    known: dict[tuple[bool, ...], TokenFlags] = {}  # there are few
-    for i, entry in enumerate(entries):
-        content, token_id, values = _added_entry_of(entry, i)
-        if content in vocab:
-            expected = vocab[content]
-        elif content in flags:
-            expected = special[content] if content in special else added[content]
-        else:
-            # `tokenizers` ignores the file's id then and numbers on from the vocabulary's size.
-            expected = len(vocab) + num_new
-            num_new += 1
-        if token_id != expected:
-            raise DataError(
-                f"added_tokens[{i}]: token {content!r:.60} has id {token_id}, but `tokenizers` "
-                f"gives it {expected}; put it in model.vocab with the id that is meant"
-            )
-        if content in flags:
-            special.pop(content, None)
-            added.pop(content, None)
-        (special if values[-1] else added)[content] = token_id
-        if values not in known:
-            known[values] = TokenFlags(*values[:-1])
-        flags[content] = known[values]
-    return special, added, {name: f for name, f in flags.items() if f != PLAIN_FLAGS}
-
-
-_FLAG_NAMES: Final = (*TokenFlags.__slots__, "special")
-
-
-def _added_entry_of(entry: Any, i: int) -> tuple[str, int, tuple[bool, ...]]:
-    """Text, id and flags (those of TokenFlags, then whether it is special)."""
-    where = f"added_tokens[{i}]"
-    content: str = field(entry, "content", is_string, where)
-    token_id: int = field(entry, "id", is_int, where)
-    values = tuple([entry.get(name, False) for name in _FLAG_NAMES])
-    if set(map(type, values)) != {bool}:
-        name, flag = next(
-            (n, f) for n, f in zip(_FLAG_NAMES, values, strict=True) if not is_bool.is_right(f)
+    # In whole passes: there may be tens of thousands.
+    contents, ids, specials, *flags = _added_columns(entries)
+    # `tokenizers` ignores the file's ids of new ones and numbers on from the vocabulary's size.
+    new = dict.fromkeys(filterfalse(vocab.__contains__, contents))
+    new_ids = dict(zip(new, count(len(vocab)), strict=False))
+    expected = [new_ids[name] if name in new_ids else vocab[name] for name in contents]
+    if expected != ids:
+        i = next(i for i, token_id in enumerate(ids) if token_id != expected[i])
+        raise DataError(
+            f"added_tokens[{i}]: token {contents[i]!r:.60} has id {ids[i]}, but `tokenizers` "
+            f"gives it {expected[i]}; put it in model.vocab with the id that is meant"
         )
-        raise DataError(f"{where}.{name} must be true or false, got {flag!r:.60}")
-    return content, token_id, values
+    is_special = dict(zip(contents, specials, strict=True))
+    found = dict(zip(contents, ids, strict=True))
+    flags_of = (
+        dict(zip(contents, zip(*flags, strict=True), strict=True)) if any(map(any, flags)) else {}
+    )
+    known = {values: TokenFlags(*values) for values in set(flags_of.values())}
+    return (
+        {name: token_id for name, token_id in found.items() if is_special[name]},
+        {name: token_id for name, token_id in found.items() if not is_special[name]},
+        {name: known[values] for name, values in flags_of.items() if any(values)},
+    )
+
+
+_ADDED_FLAGS: Final = ("special", *TokenFlags.__slots__)
+
+
+def _added_columns(entries: list[Any]) -> list[list[Any]]:
+    """The texts, the ids, whether each is special, and a list for each flag of TokenFlags."""
+    if set(map(type, entries)) == {dict}:
+        columns = [_column(entries, name) for name in ("content", "id", *_ADDED_FLAGS)]
+        types = [set(map(type, column)) for column in columns]
+        if types == [{str}, {int}, *[{bool}] * len(_ADDED_FLAGS)]:
+            return columns
+    for i, entry in enumerate(entries):
+        where = f"added_tokens[{i}]"
+        field(entry, "content", is_string, where)
+        field(entry, "id", is_int, where)
+        for name in _ADDED_FLAGS:
+            if not is_bool.is_right(entry.get(name, False)):
+                raise DataError(f"{where}.{name} must be true or false, got {entry[name]!r:.60}")
+    assert not entries, "one of them is wrong"
+    return [[] for _ in ("content", "id", *_ADDED_FLAGS)]
+
+
+def _column(entries: list[dict[str, Any]], name: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), entries))
+    except KeyError:
+        return [entry.get(name, False) for entry in entries]
 
 
 def _unreached(

@@ -16,6 +16,7 @@ its cost does not grow with the number of tokens.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lmworks._text import SpecialSplitter
@@ -62,6 +63,8 @@ class TokenFlags:
 
 
 PLAIN_FLAGS = TokenFlags()
+_OF_FIRST_PASS = bytes(0 if b & 8 else 255 for b in range(256))
+_OF_SECOND_PASS = bytes(255 if b & 8 else 0 for b in range(256))
 
 
 class Segment(NamedTuple):
@@ -97,22 +100,23 @@ class SpecialTokens:
         self.added = dict(added or {})
         self.names = [*self.special, *self.added]
         self.ids = [*self.special.values(), *self.added.values()]
-        self.encoded = [_encoded(name) for name in self.names]
+        self.encoded = _all_encoded(self.names)
         if len(set(self.names)) < len(self.names):
             twice = next(n for n in self.special if n in self.added)
             raise DataError(f"token {twice!r} is both special and added; keep one")
         self.flags = {name: f for name, f in (flags or {}).items() if f != PLAIN_FLAGS}
-        if unknown := [name for name in self.flags if name not in self.special | self.added]:
-            raise DataError(f"flags of {unknown[0]!r}, which is neither special nor added")
+        if unknown := self.flags.keys() - self.special.keys() - self.added.keys():
+            raise DataError(f"flags of {min(unknown)!r}, which is neither special nor added")
         self.name_of = dict(zip(self.ids, self.encoded, strict=True))
         self.normalizer = normalizer
         self.has_normalized = any(f.normalized for f in self.flags.values())
-        flag_bytes = bytes(self.flags.get(name, PLAIN_FLAGS).to_byte() for name in self.names)
+        byte_of = {name: f.to_byte() for name, f in self.flags.items()}
+        flag_bytes = bytes(map(byte_of.get, self.names, repeat(0)))
         self.splitter = SpecialSplitter(self._wanted(), flag_bytes)
         self._known_actions: dict[tuple[str | frozenset[str], str | frozenset[str]], bytes] = {}
         # By pass, what to ignore: the tokens of the other one.
-        self._first = bytes(0 if b & 8 else 255 for b in flag_bytes)
-        self._second = bytes(255 if b & 8 else 0 for b in flag_bytes)
+        self._first = flag_bytes.translate(_OF_FIRST_PASS)
+        self._second = flag_bytes.translate(_OF_SECOND_PASS)
 
     def _wanted(self) -> list[bytes]:
         """What is looked for: the names, those with the flag `normalized` in normalized form."""
@@ -201,6 +205,18 @@ class SpecialTokens:
             return _FORBID if disallowed is None or name in disallowed else _AS_TEXT
 
         return bytes([*map(action, self.special), *[_MATCH] * len(self.added)])
+
+
+def _all_encoded(names: Sequence[str]) -> list[bytes]:
+    """UTF-8 of each; in whole passes, for there may be tens of thousands."""
+    try:
+        encoded = list(map(str.encode, names))
+    except UnicodeEncodeError:
+        encoded = []
+    sizes = list(map(len, encoded))
+    if sizes and 0 < min(sizes) <= max(sizes) <= MAX_SPECIAL_BYTES:
+        return encoded
+    return [_encoded(name) for name in names]
 
 
 def _encoded(name: str) -> bytes:
