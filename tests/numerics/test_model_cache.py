@@ -20,7 +20,7 @@ def small(**changes) -> ModelConfig:
     return ModelConfig.model_validate(values | changes)
 
 
-@pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "none"])
+@pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "none", "alibi", "t5"])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_cached_logits_equal_uncached(position, num_kv_heads, softcap):

@@ -1,8 +1,8 @@
 """Logits equal those of transformers for a family of each kind, on random weights in fp32.
 
 Between them: pre-, post-, double and reordered norm, scaled residuals, serial and parallel blocks,
-all attention head layouts, query-key norm, both soft-caps, learned and rotary positions, LayerNorm
-and RMSNorm.
+all attention head layouts, query-key norm, both soft-caps, learned positions, rotation
+(whole, partial, interleaved, scaled), ALiBi, LayerNorm and RMSNorm.
 Tolerance: both sides add the same terms in another order. A logit is the end of a few hundred
 additions in sequence, each with a relative error of 6e-8 of the largest partial sum, so the
 difference stays under 1e-5 of the largest logit.
@@ -150,14 +150,14 @@ def test_olmo2_with_reordered_norm():
             rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         )
     ).eval()  # fmt: skip
-    for layer in peer.model.layers:
-        layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
     randomize(peer)
     config = ModelConfig.model_validate(
         {
             "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
             "norm": {"eps": 1e-6}, "norm_position": "reordered", "mlp": {"d_ff": 80},
-            "attention": {"num_heads": 4, "num_kv_heads": 2},
+            "attention": {
+                "num_heads": 4, "num_kv_heads": 2, "qk_norm": True, "qk_norm_scope": "full",
+            },
         }
     )  # fmt: skip
     norms = {
@@ -204,16 +204,98 @@ def test_cohere_with_parallel_blocks():
             "norm": {"kind": "layernorm", "eps": 1e-5}, "block": "parallel",
             "mlp": {"d_ff": 80}, "tie_embeddings": True,
             "attention": {"num_heads": 4, "num_kv_heads": 2},
+            "position": {"pairing": "interleaved"},
         }
     )  # fmt: skip
     weights = llama_weights(peer, LLAMA_NORMS)
     del weights["head.weight"]
-    for name in weights:
-        if name.endswith(("attention.q.weight", "attention.k.weight")):
-            # Cohere turns neighbours (0, 1), (2, 3)...; we turn (0, D/2), (1, D/2 + 1)...
-            by_pair = weights[name].unflatten(0, (-1, C // 4 // 2, 2))
-            weights[name] = by_pair.transpose(1, 2).flatten(0, 2)
     assert_same_logits(config, weights, peer)
+
+
+def test_phi_with_partial_rotation():
+    peer = transformers.PhiForCausalLM(
+        transformers.PhiConfig(
+            vocab_size=V, hidden_size=C, intermediate_size=80, num_hidden_layers=L,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+            partial_rotary_factor=0.5, bos_token_id=0, eos_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    assert peer.config.rope_parameters["partial_rotary_factor"] == 0.5
+    randomize(peer)
+    torch.nn.init.zeros_(peer.lm_head.bias)
+    config = ModelConfig.model_validate(
+        {
+            "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
+            "norm": {"kind": "layernorm", "eps": 1e-5}, "block": "parallel", "use_bias": True,
+            "mlp": {"activation": "gelu_tanh", "d_ff": 80},
+            "attention": {"num_heads": 4, "num_kv_heads": 2},
+            "position": {"rotary_fraction": 0.5},
+        }
+    )  # fmt: skip
+    names = {
+        "final_layernorm": "norm", "input_layernorm": "attention_norm",
+        "attention.dense": "attention.o", "fc1": "up", "fc2": "down",
+    }  # fmt: skip
+    weights = llama_weights(peer, names)
+    del weights["head.bias"]
+    assert_same_logits(config, weights, peer)
+
+
+def test_mpt_with_alibi():
+    peer = transformers.MptForCausalLM(
+        transformers.MptConfig(
+            vocab_size=V, d_model=C, expansion_ratio=4, n_layers=L, n_heads=4, max_seq_len=32,
+            use_cache=False,
+        )
+    ).eval()  # fmt: skip
+    randomize(peer)
+    config = ModelConfig.model_validate(
+        {
+            "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
+            "norm": {"kind": "layernorm", "eps": 1e-5}, "mlp": {"activation": "gelu"},
+            "attention": {"num_heads": 4}, "position": {"kind": "alibi"}, "tie_embeddings": True,
+        }
+    )  # fmt: skip
+    names = {
+        "transformer.wte": "embed", "transformer.blocks": "layers", "transformer.norm_f": "norm",
+        "norm_1": "attention_norm", "norm_2": "mlp_norm", "attn.out_proj": "attention.o",
+        "ffn": "mlp", "attn.Wqkv": "qkv",
+    }  # fmt: skip
+    weights = {}
+    for name, tensor in llama_weights(peer, names).items():
+        if "qkv" in name:
+            for part, piece in zip("qkv", tensor.split(C), strict=True):
+                weights[name.replace("qkv", f"attention.{part}")] = piece
+        elif name != "head.weight":
+            weights[name] = tensor
+    assert_same_logits(config, weights, peer)
+
+
+def test_llama31_with_its_scaled_rotation():
+    scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    peer = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=V, hidden_size=C, intermediate_size=80, num_hidden_layers=L,
+            num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6,
+            max_position_embeddings=32,
+            rope_parameters={
+                "rope_type": "llama3", "rope_theta": 500.0,
+                "original_max_position_embeddings": 8, **scaling,
+            },
+        )
+    ).eval()  # fmt: skip
+    randomize(peer)
+    config = ModelConfig.model_validate(
+        {
+            "vocab_size": V, "max_seq_len": 32, "d_model": C, "num_layers": L,
+            "norm": {"eps": 1e-6}, "mlp": {"d_ff": 80},
+            "attention": {"num_heads": 4, "num_kv_heads": 2},
+            "position": {
+                "theta": 500.0, "scaling": {"kind": "llama3", "original_max_seq_len": 8, **scaling},
+            },
+        }
+    )  # fmt: skip
+    assert_same_logits(config, llama_weights(peer, LLAMA_NORMS), peer)
 
 
 GPT_CONFIG = {

@@ -152,6 +152,8 @@ class ModelConfig(Config):
         if isinstance(mlp, dict) and "d_ff" not in mlp:
             activation = str(mlp.get("activation", MLPConfig.model_fields["activation"].default))
             filled["mlp"] = {**mlp, "d_ff": default_d_ff(d_model or 1, activation)}
+        if isinstance(position := values.get("position"), dict):
+            filled["position"] = {"kind": "rope", **position}
         return filled
 
     @model_validator(mode="after")

@@ -103,7 +103,7 @@ def config_values(draw) -> dict:
             }
         ),
         "position": st.fixed_dictionaries(
-            {"kind": st.sampled_from(["rope", "learned", "sinusoidal", "none"])}
+            {"kind": st.sampled_from(["rope", "learned", "sinusoidal", "alibi", "t5", "none"])}
         ),
         "tie_embeddings": st.booleans(),
     }
@@ -163,6 +163,9 @@ def test_gated_mlp_costs_what_a_plain_one_does(activation):
         ),
         (["attention.num_kv_heads=8"], "num_heads=4 is not a multiple of num_kv_heads=8; nearest"),
         (["attention.head_dim=15"], "attention.head_dim=15 is odd.*nearest: 16"),
+        (["position.rotary_fraction=0.3"], "of head_dim=64 are 19 elements.*nearest: 0.3125"),
+        (["position.rotary_fraction=0.001"], "of head_dim=64 are 0 elements.*nearest: 0.03125"),
+        (["position.kind=t5", "position.max_distance=16"], "max_distance=16 must be more than"),
         (
             ["d_model=255", "attention.head_dim=8", "position.kind=sinusoidal"],
             "d_model=255 is odd.*nearest: 256",
@@ -254,6 +257,17 @@ def test_layers_of_a_pattern_turn_by_their_own_rotation():
     assert (plain(tokens) - model(tokens)).abs().max() > 0.1
 
 
+def test_layers_with_t5_bias_share_one_table_and_others_have_none():
+    kinds = {"local": {"position": {"kind": "alibi"}}, "global": {"position": {"kind": "t5"}}}
+    config = ModelConfig.model_validate(LOCAL_GLOBAL | {"layer_kinds": kinds})
+    assert config.param_counts()["position"] == 32 * 4
+    model = Decoder(config).eval()
+    assert model.position_bias.weight.shape == (32, 4)
+    assert (len(model.alibis), len(model.ropes)) == (1, 0)
+    model(torch.arange(12)[None]).sum().backward()
+    assert model.position_bias.weight.grad.any()
+
+
 def test_an_override_changes_one_value_of_a_kind():
     key = "layer_kinds.local.mlp.d_ff=32"
     config = load(
@@ -284,6 +298,18 @@ def test_an_override_changes_one_value_of_a_kind():
         (
             {"layer_kinds": {"local": {"attention": {"head_dim": 3}}, "global": {}}},
             "layer_kinds.local.attention.head_dim=3 is odd",
+        ),
+        (
+            {
+                "layer_kinds": {
+                    "local": {"position": {"kind": "t5"}},
+                    "global": {
+                        "position": {"kind": "t5"},
+                        "attention": {"num_heads": 2, "num_kv_heads": 2},
+                    },
+                }
+            },
+            "one table for all layers .* attention.num_heads, which is \\[2, 4\\]",
         ),
     ],
 )

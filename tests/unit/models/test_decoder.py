@@ -117,7 +117,7 @@ KINDS = [
     *itertools.product(
         ["pre", "post", "double", "reordered", "deepnorm"], ["serial", "parallel"], ["rope"]
     ),
-    *itertools.product(["pre"], ["serial"], ["learned", "sinusoidal", "none"]),
+    *itertools.product(["pre"], ["serial"], ["learned", "sinusoidal", "none", "alibi", "t5"]),
 ]
 
 
