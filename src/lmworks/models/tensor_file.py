@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from lmworks.base.errors import CheckpointError
@@ -228,6 +229,25 @@ def write_tensors(
 def header_of(tensor: Tensor) -> Header:
     """Shape and dtype of a tensor in memory."""
     return Header(tuple(tensor.shape), tensor.dtype)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a small `file`; CheckpointError if it is missing or anything else."""
+    if not file.is_file():
+        raise CheckpointError(f"{file}: missing; {file.parent} is not a model folder")
+    try:
+        if file.stat().st_size > MAX_HEADER_BYTES:
+            raise CheckpointError(f"larger than {MAX_HEADER_BYTES} bytes")
+        return parse_json_object(file.read_bytes())
+    except (OSError, CheckpointError) as err:
+        raise CheckpointError(f"{file}: not readable as JSON ({err})") from None
+
+
+def first_reason(err: ValidationError) -> str:
+    """Where and what: the first of the errors that pydantic found."""
+    first: Any = err.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def parse_json_object(text: bytes) -> dict[str, Any]:
