@@ -12,7 +12,6 @@ from itertools import chain, count, filterfalse, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from lmworks import _text
 from lmworks.base.errors import DataError
 from lmworks.tokenizer import huggingface_parts as parts
 from lmworks.tokenizer.base import Tokenizer
@@ -54,10 +53,10 @@ def from_json(value: dict[str, Any]) -> Tokenizer:
 
 
 def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenizer:
-    _check_model(model)
+    parts.check_model(model)
     parts.check_decoder(value.get("decoder"))
     cutting = read_pre_tokenizer(value.get("pre_tokenizer"))
-    vocab: dict[str, int] = _checked_vocab(field(model, "vocab", is_object, "model"))
+    vocab: dict[str, int] = parts.checked_vocab(model)
     special, added, flags = _added_tokens(value.get("added_tokens") or [], vocab)
     merges = _merges(field(model, "merges", is_list, "model"), vocab)
     ignore_merges = bool(model.get("ignore_merges", False))
@@ -82,35 +81,6 @@ def _byte_level_bpe(value: dict[str, Any], model: dict[str, Any]) -> BPETokenize
         piece_steps=cutting.piece_steps,
         unknown=_unknown(model, vocab, tokens, merges),
     )
-
-
-def _check_model(model: dict[str, Any]) -> None:
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(key):
-            raise DataError(f"model.{key}={model[key]!r:.60} is not supported; it must be unset")
-    for key in ("ignore_merges", "fuse_unk", "byte_fallback"):
-        if not is_bool.is_right(model.get(key) or False):
-            raise DataError(f"model.{key}={model[key]!r:.60} must be true or false")
-
-
-def _checked_vocab(vocab: dict[str, Any]) -> dict[str, int]:
-    """The vocabulary, in which each id is a number in range and there once."""
-    ids = vocab.values()
-    are_numbers = set(map(type, ids)) <= {int} and len(set(ids)) == len(vocab)
-    if are_numbers and (not vocab or 0 <= min(ids) <= max(ids) < _text.MAX_TOKENS):
-        return vocab
-    seen: dict[int, str] = {}
-    for key, token_id in vocab.items():
-        if not is_int.is_right(token_id) or not 0 <= token_id < _text.MAX_TOKENS:
-            raise DataError(
-                f"model.vocab[{key!r:.60}]={token_id!r:.60} is not an id in "
-                f"0..{_text.MAX_TOKENS - 1}"
-            )
-        if seen.setdefault(token_id, key) != key:
-            raise DataError(
-                f"model.vocab: id {token_id} is given twice, the second time to {key!r:.60}"
-            )
-    raise AssertionError("one of them is wrong")
 
 
 def _tokens(vocab: Mapping[str, int]) -> TokenTable:
@@ -283,8 +253,6 @@ def _unknown(
 ) -> Unknown | None:
     """What becomes of the bytes that the vocabulary lacks; None when it has all."""
     unk = model.get("unk_token")
-    if not isinstance(unk, str | None):
-        raise DataError(f"model.unk_token={unk!r:.60} must be a string or null")
     if not tokens.missing_bytes():
         return None
     if model.get("byte_fallback"):

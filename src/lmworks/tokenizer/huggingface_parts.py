@@ -1,4 +1,4 @@
-"""The parts of a Hugging Face tokenizer.json around the model: read and written.
+"""The parts of a Hugging Face tokenizer.json around the model, read and written; checks of the model.
 
 Normalizer, pre-tokenizer (huggingface_pieces.py), post-processor and decoder are each null, one
 component or a Sequence of them. What would not give exactly the ids of `tokenizers` is refused by
@@ -8,6 +8,7 @@ name.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.tokenizer.normalize import Normalizer
 from lmworks.tokenizer.pretokenize import from_oniguruma, to_oniguruma
@@ -57,6 +58,45 @@ def flag_of(step: dict[str, Any], name: str, default: bool) -> bool:
     if not is_bool.is_right(value):
         raise DataError(f"{step['type']}.{name} must be true or false, got {value!r:.60}")
     return bool(value)
+
+
+# ---- model ----
+
+
+def check_model(model: dict[str, Any], *, can_ignore_merges: bool = True) -> None:
+    """Nothing of a BPE model is set that we do not read."""
+    unset = ["dropout", "continuing_subword_prefix", "end_of_word_suffix"]
+    if not can_ignore_merges:
+        unset.append("ignore_merges")
+    for key in unset:
+        if model.get(key):
+            raise DataError(f"model.{key}={model[key]!r:.60} is not supported; it must be unset")
+    for key in ("ignore_merges", "fuse_unk", "byte_fallback"):
+        if not is_bool.is_right(model.get(key) or False):
+            raise DataError(f"model.{key}={model[key]!r:.60} must be true or false")
+    if not isinstance(model.get("unk_token"), str | None):
+        raise DataError(f"model.unk_token={model['unk_token']!r:.60} must be a string or null")
+
+
+def checked_vocab(model: dict[str, Any]) -> dict[str, int]:
+    """The model's `vocab`, in which each id is a number in range and there once."""
+    vocab: dict[str, Any] = field(model, "vocab", is_object, "model")
+    ids = vocab.values()
+    are_numbers = set(map(type, ids)) <= {int} and len(set(ids)) == len(vocab)
+    if are_numbers and (not vocab or 0 <= min(ids) <= max(ids) < _text.MAX_TOKENS):
+        return vocab
+    seen: dict[int, str] = {}
+    for key, token_id in vocab.items():
+        if not is_int.is_right(token_id) or not 0 <= token_id < _text.MAX_TOKENS:
+            raise DataError(
+                f"model.vocab[{key!r:.60}]={token_id!r:.60} is not an id in "
+                f"0..{_text.MAX_TOKENS - 1}"
+            )
+        if seen.setdefault(token_id, key) != key:
+            raise DataError(
+                f"model.vocab: id {token_id} is given twice, the second time to {key!r:.60}"
+            )
+    raise AssertionError("one of them is wrong")
 
 
 # ---- normalizer ----

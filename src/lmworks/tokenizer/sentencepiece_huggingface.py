@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
-from lmworks import _text
 from lmworks.base.errors import DataError
 from lmworks.tokenizer.huggingface_parts import (
+    check_model,
+    checked_vocab,
     is_list,
     is_object,
     steps_of,
@@ -36,12 +37,12 @@ _PREPEND: Final = {"type": "Prepend", "prepend": SPACE}
 def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     """The tokenizer that a parsed tokenizer.json describes, without its post-processor."""
     model = field(value, "model", is_object, "tokenizer.json")
-    _check_model(model)
+    check_model(model, can_ignore_merges=False)
     rules, split_words = _rules(value)
     _check_decoder(value.get("decoder"))
     entries = value.get("added_tokens") or []
     special, added, flags = _added_tokens(entries, has_normalizer=bool(value.get("normalizer")))
-    vocab: dict[str, Any] = field(model, "vocab", is_object, "model")
+    vocab = checked_vocab(model)
     unknown = model.get("unk_token")
     if unknown is not None and unknown not in vocab:
         raise DataError(f"model.unk_token={unknown!r:.60} is not in model.vocab")
@@ -56,31 +57,10 @@ def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     )
 
 
-def _check_model(model: dict[str, Any]) -> None:
-    if model.get("type", "BPE") != "BPE":
-        raise DataError(f"model.type={model['type']!r:.60}; only 'BPE' can be read")
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
-        if model.get(key):
-            raise DataError(f"model.{key}={model[key]!r:.60} is not supported; it must be unset")
-    for key in ("byte_fallback", "fuse_unk"):
-        if not isinstance(model.get(key, False), bool):
-            raise DataError(f"model.{key}={model[key]!r:.60} must be true or false")
-    if not isinstance(model.get("unk_token"), str | None):
-        raise DataError(f"model.unk_token={model['unk_token']!r:.60} must be a string or null")
-
-
 def _vocabulary(
-    model: dict[str, Any], vocab: dict[str, Any], added: Mapping[str, int]
+    model: dict[str, Any], vocab: dict[str, int], added: Mapping[str, int]
 ) -> Vocabulary:
-    by_id: dict[int, str] = {}
-    for piece, token_id in vocab.items():
-        if not is_int.is_right(token_id) or not 0 <= token_id < _text.MAX_TOKENS:
-            raise DataError(
-                f"model.vocab[{piece!r:.60}]={token_id!r:.60} is not an id in "
-                f"0..{_text.MAX_TOKENS - 1}"
-            )
-        if by_id.setdefault(token_id, piece) != piece:
-            raise DataError(f"model.vocab: id {token_id} is {by_id[token_id]!r} and {piece!r}")
+    by_id = {token_id: piece for piece, token_id in vocab.items()}
     for name, token_id in added.items():
         if vocab.get(name, token_id) != token_id:
             raise DataError(
@@ -114,7 +94,7 @@ def _vocabulary(
     )
 
 
-def _merge(entry: Any, rank: int, vocab: dict[str, Any]) -> tuple[int, int]:
+def _merge(entry: Any, rank: int, vocab: dict[str, int]) -> tuple[int, int]:
     """Both spellings: ["a", "b"] and "a b"."""
     parts = entry.split(" ") if isinstance(entry, str) else entry
     is_pair = isinstance(parts, list) and len(parts) == 2

@@ -10,15 +10,16 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Unpack
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError, StorageError
 from lmworks.base.sources import Form, Source, find_sources
-from lmworks.tokenizer.base import END_OF_TEXT, to_bytes
+from lmworks.tokenizer.base import to_bytes
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.corpus import Corpus, OnFault, TextFeed
 from lmworks.tokenizer.count_state import CountState, open_state
-from lmworks.tokenizer.train_settings import Mode, Progress, TrainSettings
+from lmworks.tokenizer.train_settings import Progress, TrainOptions, TrainSettings
 
 SAVE_EVERY_S = 60.0
 
@@ -29,18 +30,6 @@ def train_bpe(
     inputs: str | Path | Sequence[str | Path],
     vocab_size: int,
     *,
-    pattern: str | None = None,
-    special_tokens: Sequence[str] | None = None,
-    protected_tokens: Sequence[str] = (),
-    seed_tokens: Sequence[str | bytes] = (),
-    mode: Mode = "reference",
-    initial_alphabet: bool = True,
-    min_frequency: int = 1,
-    max_token_bytes: int | None = None,
-    extend: BPETokenizer | None = None,
-    max_memory: int | str | None = None,
-    spill_dir: str | Path | None = None,
-    num_threads: int | None = None,
     text_field: str = "text",
     input_form: Form | None = None,
     allow_invalid_utf8: bool = False,
@@ -48,6 +37,7 @@ def train_bpe(
     resume_dir: str | Path | None = None,
     save_every_s: float = SAVE_EVERY_S,
     progress: Progress | None = None,
+    **options: Unpack[TrainOptions],
 ) -> BPETokenizer:
     """Train on files, directories, globs, URLs or standard input (`-`); see base/sources.py.
 
@@ -59,22 +49,6 @@ def train_bpe(
         inputs: text, or JSON lines with a document each, also as .gz and .zst. Memory grows with
             the number of different pieces, not with the size.
         vocab_size: of all tokens: bytes, merges, special and protected tokens, seeds.
-        pattern: name of a pre-tokenizer pattern (pretokenize.PATTERNS) or any regular expression of
-            the `regex` package; default: gpt2, or that of the vocabulary to extend.
-        special_tokens: of several that start at one place the longest counts; default:
-            `<|endoftext|>`, or none besides those of the vocabulary to extend.
-        protected_tokens: found in every text, allowed or not, and never cut or merged.
-        seed_tokens: in the vocabulary whatever the corpus holds, and the tokens they are made of.
-        mode: order of ids and ties: "reference", "huggingface", "tiktoken"; see train_settings.py.
-        initial_alphabet: False, in mode "huggingface": bytes that the corpus lacks take no place
-            among the `vocab_size` tokens; they follow behind, for our tokenizers encode any text.
-        min_frequency: rarer pairs are not merged.
-        max_token_bytes: no merge makes a longer token.
-        extend: a vocabulary whose ids, merges and special tokens all stay as they are; new tokens
-            get the ids after them.
-        max_memory: of the counts, in bytes or as "2GB"; beyond it they are kept on the disk.
-        spill_dir: where to; default: the system's temporary folder.
-        num_threads: default: the usable cores. The merges are the same for any number.
         text_field: of JSON lines; the column of Parquet files.
         input_form: "text", "jsonl" or "parquet"; default: by suffix, and text for standard input.
         allow_invalid_utf8: train on text that is not UTF-8 as bytes.
@@ -84,27 +58,14 @@ def train_bpe(
             count serves other vocabulary sizes.
         save_every_s: seconds between saves to `resume_dir`.
         progress: called a few times a second.
+        options: what to make of it (pattern, special tokens, mode, limits): train_settings.py.
 
     Raises:
         ConfigError: a setting cannot be, or does not fit the counts in `resume_dir`.
         DataError: an input is missing, bad or has changed while it was read, or there is no text.
         StorageError: counts cannot be written.
     """
-    settings = TrainSettings(
-        vocab_size=vocab_size,
-        pattern=pattern,
-        special_tokens=_specials(special_tokens, extend),
-        protected_tokens=protected_tokens,
-        seed_tokens=seed_tokens,
-        mode=mode,
-        initial_alphabet=initial_alphabet,
-        min_frequency=min_frequency,
-        max_token_bytes=max_token_bytes,
-        extend=extend,
-        max_memory=max_memory,
-        spill_dir=spill_dir,
-        num_threads=num_threads,
-    )
+    settings = TrainSettings(vocab_size=vocab_size, **options)
     sources = _sources(inputs, input_form, on_fault)
     faults: list[DataError] = []
 
@@ -148,36 +109,11 @@ def train_bpe_from_iterator(
     texts: Iterable[str | bytes],
     vocab_size: int,
     *,
-    pattern: str | None = None,
-    special_tokens: Sequence[str] | None = None,
-    protected_tokens: Sequence[str] = (),
-    seed_tokens: Sequence[str | bytes] = (),
-    mode: Mode = "reference",
-    initial_alphabet: bool = True,
-    min_frequency: int = 1,
-    max_token_bytes: int | None = None,
-    extend: BPETokenizer | None = None,
-    max_memory: int | str | None = None,
-    spill_dir: str | Path | None = None,
-    num_threads: int | None = None,
     progress: Progress | None = None,
+    **options: Unpack[TrainOptions],
 ) -> BPETokenizer:
     """Like train_bpe, on texts that are documents of their own. Bytes need not be UTF-8."""
-    settings = TrainSettings(
-        vocab_size=vocab_size,
-        pattern=pattern,
-        special_tokens=_specials(special_tokens, extend),
-        protected_tokens=protected_tokens,
-        seed_tokens=seed_tokens,
-        mode=mode,
-        initial_alphabet=initial_alphabet,
-        min_frequency=min_frequency,
-        max_token_bytes=max_token_bytes,
-        extend=extend,
-        max_memory=max_memory,
-        spill_dir=spill_dir,
-        num_threads=num_threads,
-    )
+    settings = TrainSettings(vocab_size=vocab_size, **options)
     if isinstance(texts, str | bytes):
         raise ConfigError("the texts are one text, not an iterable of texts; pass [text]")
     with _trainer(settings) as trainer:
@@ -197,14 +133,6 @@ def train_bpe_from_iterator(
         if trainer.num_pieces == 0:
             raise DataError("empty corpus: the texts hold no character")
         return settings.train(trainer, progress)
-
-
-def _specials(special_tokens: Sequence[str] | None, extend: BPETokenizer | None) -> Sequence[str]:
-    if isinstance(special_tokens, str):
-        raise ConfigError(f"special_tokens={special_tokens!r} is one text; pass a list of them")
-    if special_tokens is not None:
-        return special_tokens
-    return (END_OF_TEXT,) if extend is None else ()
 
 
 def _sources(

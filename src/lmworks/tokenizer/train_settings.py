@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from lmworks import _text
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.base.machine import num_usable_cores
 from lmworks.base.sizes import parse_bytes
-from lmworks.tokenizer.base import to_bytes
+from lmworks.tokenizer.base import END_OF_TEXT, to_bytes
 from lmworks.tokenizer.bpe import BPETokenizer
 from lmworks.tokenizer.pretokenize import PATTERNS, check_pattern, split
 from lmworks.tokenizer.readable import bytes_to_readable
@@ -37,13 +37,47 @@ MAX_THREADS = 1024  # each has a stack and counts of its own; far more exhaust t
 DEFAULT_PATTERN = "gpt2"
 
 
+class TrainOptions(TypedDict, total=False):
+    """What to make of a corpus; all may be left out."""
+
+    pattern: str | None
+    """Name of a pre-tokenizer pattern (pretokenize.PATTERNS) or any regular expression of the
+    `regex` package; default: gpt2, or that of the vocabulary to extend."""
+    special_tokens: Sequence[str] | None
+    """Of several that start at one place the longest counts; default: `<|endoftext|>`, or none
+    besides those of the vocabulary to extend."""
+    protected_tokens: Sequence[str]
+    """Found in every text, allowed or not, and never cut or merged."""
+    seed_tokens: Sequence[str | bytes]
+    """In the vocabulary whatever the corpus holds, and the tokens they are made of."""
+    mode: Mode
+    """Order of ids and ties; see above."""
+    initial_alphabet: bool
+    """False, in mode "huggingface": bytes that the corpus lacks take no place among the
+    `vocab_size` tokens; they follow behind, for our tokenizers encode any text."""
+    min_frequency: int
+    """Rarer pairs are not merged."""
+    max_token_bytes: int | None
+    """No merge makes a longer token."""
+    extend: BPETokenizer | None
+    """A vocabulary whose ids, merges and special tokens all stay as they are; new tokens get the
+    ids after them."""
+    max_memory: int | str | None
+    """Of the counts, in bytes or as "2GB"; beyond it they are kept on the disk."""
+    spill_dir: str | Path | None
+    """Where to; default: the system's temporary folder."""
+    num_threads: int | None
+    """Default: the usable cores. The merges are the same for any number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """See train_bpe for the fields; raises ConfigError or DataError for what cannot be."""
+    """TrainOptions with their defaults; raises ConfigError or DataError for what cannot be."""
 
     vocab_size: int
+    """Of all tokens: bytes, merges, special and protected tokens, seeds."""
     pattern: str | None = None
-    special_tokens: Sequence[str] = ()
+    special_tokens: Sequence[str] | None = None
     protected_tokens: Sequence[str] = ()
     seed_tokens: Sequence[str | bytes] = ()
     mode: Mode = "reference"
@@ -55,6 +89,8 @@ class TrainSettings:
     spill_dir: str | Path | None = None
     num_threads: int | None = None
     known_pattern: str = field(init=False)
+    new_specials: Sequence[str] = field(init=False)
+    """The special tokens that the vocabulary to extend does not have."""
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -62,6 +98,7 @@ class TrainSettings:
 
             raise ConfigError(f"mode={self.mode!r}{suggest(self.mode, get_args(Mode))}")
         object.__setattr__(self, "known_pattern", self._checked_pattern())
+        object.__setattr__(self, "new_specials", self._checked_specials())
         self._check_extend()
         self._check_splitting_tokens()
         self._check_numbers()
@@ -79,13 +116,13 @@ class TrainSettings:
         """All that the text is split at; none of it is learnt."""
         old = self.extend
         kept = [] if old is None else [*old.special_tokens, *old.added_tokens]
-        return [to_bytes(t) for t in [*kept, *self.special_tokens, *self.protected_tokens]]
+        return [to_bytes(t) for t in [*kept, *self.new_specials, *self.protected_tokens]]
 
     @property
     def num_fixed_tokens(self) -> int:
         """Tokens that are there before any merge."""
         old = 256 if self.extend is None else self.extend.vocab_size
-        return old + len(self.special_tokens) + len(self.protected_tokens)
+        return old + len(self.new_specials) + len(self.protected_tokens)
 
     @property
     def normalizes(self) -> bool:
@@ -170,6 +207,15 @@ class TrainSettings:
             )
         return self.extend.pattern
 
+    def _checked_specials(self) -> Sequence[str]:
+        if isinstance(self.special_tokens, str):
+            raise ConfigError(
+                f"special_tokens={self.special_tokens!r} is one text; pass a list of them"
+            )
+        if self.special_tokens is not None:
+            return self.special_tokens
+        return (END_OF_TEXT,) if self.extend is None else ()
+
     def _check_extend(self) -> None:
         old = self.extend
         if old is None:
@@ -193,17 +239,17 @@ class TrainSettings:
             to_tiktoken(old)
 
     def _check_splitting_tokens(self) -> None:
-        specials = [to_bytes(token) for token in self.special_tokens]
+        specials = [to_bytes(token) for token in self.new_specials]
         if b"" in specials:
             raise ConfigError("a special token is empty; each needs at least one character")
         if len(set(specials)) != len(specials):
             raise ConfigError(
-                f"special tokens repeat: {list(self.special_tokens)}; each may occur once"
+                f"special tokens repeat: {list(self.new_specials)}; each may occur once"
             )
         if "" in self.protected_tokens:
             raise ConfigError("a protected token is empty; each needs at least one character")
         # Refuses what the tokenizer would refuse, but now.
-        SpecialTokens(dict.fromkeys([*self.special_tokens, *self.protected_tokens], 0))
+        SpecialTokens(dict.fromkeys([*self.new_specials, *self.protected_tokens], 0))
         everything = self.splitting_tokens
         if len(set(everything)) != len(everything):
             twice = next(t for t in everything if everything.count(t) > 1)
@@ -221,7 +267,7 @@ class TrainSettings:
         # Without the initial alphabet, how many bytes are tokens is known after counting.
         smallest = self.num_fixed_tokens - (0 if self.initial_alphabet else 256)
         if self.vocab_size < smallest:
-            num_others = len(self.special_tokens) + len(self.protected_tokens)
+            num_others = len(self.new_specials) + len(self.protected_tokens)
             what = "256 bytes" if self.extend is None else f"the {self.extend.vocab_size:,} old ids"
             protected = " and protected" if self.protected_tokens else ""
             raise ConfigError(
@@ -280,12 +326,12 @@ class TrainSettings:
         specials_first = self.mode == "huggingface"
         if self.mode == "reference":
             alphabet = bytes(range(256))
-        tokens: list[bytes | None] = [None] * (len(self.special_tokens) if specials_first else 0)
+        tokens: list[bytes | None] = [None] * (len(self.new_specials) if specials_first else 0)
         tokens += [bytes([b]) for b in alphabet]
         pairs = _add_merges(tokens, merges)
         specials = {
             name: i if specials_first else len(tokens) + i
-            for i, name in enumerate(self.special_tokens)
+            for i, name in enumerate(self.new_specials)
         }
         next_id = max(len(tokens), max(specials.values(), default=-1) + 1)
         protected = {name: next_id + i for i, name in enumerate(self.protected_tokens)}
@@ -308,7 +354,7 @@ class TrainSettings:
         tokens = [*old.tokens, *[None] * (old.vocab_size - len(old.tokens))]
         pairs = [*old.merges, *_add_merges(tokens, merges)]
         next_id = len(tokens)
-        specials = {name: next_id + i for i, name in enumerate(self.special_tokens)}
+        specials = {name: next_id + i for i, name in enumerate(self.new_specials)}
         next_id += len(specials)
         protected = {name: next_id + i for i, name in enumerate(self.protected_tokens)}
         # All else that the old vocabulary says about itself stays as it is.
