@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,8 +21,8 @@ from lmworks.base.errors import ConfigError
 from lmworks.models.config import LayerConfig, ModelConfig
 from lmworks.nn.attention.cache import KVCache
 from lmworks.nn.attention.gqa import GroupedQueryAttention
-from lmworks.nn.attention.mask import causal_mask, document_mask
-from lmworks.nn.config import AlibiConfig, RopeConfig
+from lmworks.nn.attention.mask import KeySpan, bias_of_keys, layer_mask, packed_layer_mask
+from lmworks.nn.config import AlibiConfig, MaskConfig, RopeConfig
 from lmworks.nn.linear import Embedding, Linear
 from lmworks.nn.mlp import make_mlp
 from lmworks.nn.mtp import ParallelModule, SequentialModule
@@ -36,6 +36,7 @@ from lmworks.nn.position import (
     T5Bias,
     packed_positions,
 )
+from lmworks.ops.attention import Mask
 
 K = TypeVar("K", bound=Hashable)
 
@@ -72,7 +73,7 @@ class Block(nn.Module):
         x_BTC: Float[Tensor, "B T C"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "... T S"] | None = None,
+        mask: Mask = None,
         bias: Float[Tensor, "... T S"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
@@ -131,6 +132,8 @@ class Decoder(nn.Module):
         layers = list(config.layers())
         ropes, self._rope_of_layer = _numbered(map(_rope_key, layers))
         alibis, self._alibi_of_layer = _numbered(map(_alibi_key, layers))
+        self._masks: list[MaskConfig] = list(dict.fromkeys(own.attention.mask for own in layers))
+        self._mask_of_layer = [self._masks.index(own.attention.mask) for own in layers]
         self._has_t5 = [own.position.kind == "t5" for own in layers]
         self.ropes = nn.ModuleList(Rope(rope, head_dim=dim) for rope, dim in ropes)
         self.alibis = nn.ModuleList(AlibiBias(alibi, num_heads=n) for alibi, n in alibis)
@@ -173,14 +176,19 @@ class Decoder(nn.Module):
     def _run_layers(
         self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
     ) -> "_LayersRun":
-        positions, mask = self._positions_and_mask(tokens_BT, cache, document_ids_BT)
+        positions = self._positions(tokens_BT, cache, document_ids_BT)
         x_BTC = scaled(self.embed(tokens_BT), self.config.embedding_scale)
         if self.position is not None:
             x_BTC = self.position.add_to(x_BTC, positions)
         signals = self._position_signals(positions, cache)
+        views = self._views(positions, cache, document_ids_BT)
         x_BTC = self.dropout(x_BTC)
-        for layer, (rotation, bias) in zip(self.layers, signals, strict=True):
-            trunk_BTC, inputs = x_BTC, {"rotation": rotation, "mask": mask, "bias": bias}
+        for layer, (rotation, bias), number in zip(
+            self.layers, signals, self._mask_of_layer, strict=True
+        ):
+            keys, mask = views[number]
+            inputs = {"rotation": rotation, "mask": mask, "bias": bias_of_keys(bias, keys)}
+            trunk_BTC = x_BTC
             x_BTC = layer(x_BTC, **inputs, cache=cache)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
@@ -248,6 +256,7 @@ class Decoder(nn.Module):
             [layer.attention.cache_shape for layer in self.config.layers()],
             batch_size=batch_size,
             max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
+            masks=[layer.attention.mask for layer in self.config.layers()],
             dtype=self.embed.weight.dtype,
             device=self.embed.weight.device,
         )
@@ -265,11 +274,11 @@ class Decoder(nn.Module):
         """Draw fresh weights, in fp32 and in model order, so they depend on the generator alone.
 
         GPT-2's scheme (Radford et al. 2019, section 2.3): matrices N(0, `ModelConfig.start_std`),
-        norms multiply by 1, biases 0.
+        norms multiply by 1, biases and sinks 0.
         """
         norm_start = 0.0 if self.config.norm.unit_offset else 1.0
         for name, weight in self.named_parameters():
-            if name.endswith(".bias"):
+            if name.endswith((".bias", ".sinks")):
                 weight.zero_()
             elif weight.ndim == 1:
                 weight.fill_(norm_start)
@@ -298,10 +307,10 @@ class Decoder(nn.Module):
             )
         ]
 
-    def _positions_and_mask(
+    def _positions(
         self, tokens_BT: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Positions (T, or B T if documents restart them), and a mask where causal is not all."""
+    ) -> Tensor:
+        """Position of each token: T of them, or B T if documents restart them."""
         num_cached = 0 if cache is None else cache.length
         num_tokens = tokens_BT.shape[1]
         if num_cached + num_tokens > self.config.max_seq_len:
@@ -309,15 +318,29 @@ class Decoder(nn.Module):
                 f"{num_cached + num_tokens} tokens are longer than the model's context: "
                 f"max_seq_len={self.config.max_seq_len}"
             )
-        if document_ids_BT is not None:
-            if cache is not None:
-                raise ValueError("document_ids_BT packs whole documents; decode them without cache")
-            return packed_positions(document_ids_BT), document_mask(document_ids_BT)
-        device = tokens_BT.device
-        positions_T = torch.arange(num_cached, num_cached + num_tokens, device=device)
-        if num_cached == 0 or num_tokens == 1:
-            return positions_T, None
-        return positions_T, causal_mask(num_tokens, num_cached + num_tokens, device)
+        if cache is None:
+            if document_ids_BT is not None:
+                return packed_positions(document_ids_BT)
+        elif document_ids_BT is not None:
+            raise ValueError("document_ids_BT packs whole documents; decode them without cache")
+        else:
+            cache.check_room(num_tokens)
+        return torch.arange(num_cached, num_cached + num_tokens, device=tokens_BT.device)
+
+    def _views(
+        self, positions: Tensor, cache: KVCache | None, document_ids_BT: Tensor | None
+    ) -> list[tuple[KeySpan, Mask]]:
+        """The keys that layers of each mask read, and the mask over them."""
+        num_tokens = positions.shape[-1]
+        views: list[tuple[KeySpan, Mask]] = []
+        for number, config in enumerate(self._masks):
+            layer = self._mask_of_layer.index(number)
+            keys = KeySpan(0, 0, num_tokens) if cache is None else cache.span(layer, num_tokens)
+            if document_ids_BT is not None:
+                views.append((keys, packed_layer_mask(config, document_ids_BT, positions)))
+            else:
+                views.append((keys, layer_mask(config, num_tokens, keys, positions.device)))
+        return views
 
 
 class _LayersRun(NamedTuple):

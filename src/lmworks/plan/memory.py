@@ -132,9 +132,8 @@ def _attention_bytes(
     element_bytes = ELEMENT_BYTES[precision]
     weights_per_query = attention.num_heads * context_length
     if attention.logit_softcap:
-        # Keys and values are repeated per head; scores are kept after tanh and after softmax.
-        size = 4 * attention.d_query * element_bytes + 2 * weights_per_query * _FP32_BYTES
-        size += weights_per_query * element_bytes if precision == "bf16" else 0
+        # The scores are computed again; the output is kept as the heads joined.
+        size = (2 * attention.d_query + 2 * attention.d_kv) * element_bytes
     elif precision == "bf16" and context_length <= MAX_WRITTEN_OUT_KEYS:
         size = (2 * attention.d_query + 2 * attention.d_kv + weights_per_query) * element_bytes
     else:  # fused kernel: its output is kept as it is and as the heads joined

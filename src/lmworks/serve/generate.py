@@ -202,7 +202,7 @@ class _Decoding:
         if is_prefill and self._num_samples > 1:
             # The samples share the prompt: it is computed once.
             logits_BV = logits_BV.expand(self._num_samples, -1)
-            self._cache = _repeat_cache(self._model, self._cache, self._num_samples)
+            self._cache = self._cache.repeated(self._num_samples)
         tokens_B = self._sampler.choose(logits_BV)
         self._next_BT = tokens_B[:, None]
         logprobs = [0.0] * len(tokens_B)
@@ -289,20 +289,6 @@ def next_logits(
     if cap := model.config.logit_softcap:
         logits_BV = cap * torch.tanh(logits_BV / cap)
     return logits_BV
-
-
-def _repeat_cache(model: Decoder, cache: KVCache, num_samples: int) -> KVCache:
-    """The one sequence of `cache`, `num_samples` times."""
-    wide = model.new_cache(num_samples, max_seq_len=cache.max_seq_len)
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        held = slice(0, cache.length)
-        wide.append(
-            layer,
-            keys[:, :, held].expand(num_samples, -1, -1, -1),
-            values[:, :, held].expand(num_samples, -1, -1, -1),
-        )
-    wide.advance(cache.length)
-    return wide
 
 
 def _prompt_ids(

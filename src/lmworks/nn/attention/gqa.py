@@ -3,12 +3,14 @@
 Vaswani et al. 2017 (arXiv 1706.03762, 3.2), multi-query: Shazeer 2019 (1911.02150), grouped:
 Ainslie et al. 2023 (2305.13245). Options: query-key norm (Henry et al. 2020, 2010.04245, with the
 learned norm of Qwen3, or over all heads together as in OLMo 2, 2501.00656, section 2), soft-capped
-scores (Gemma 2, 2408.00118, section 2).
+scores (Gemma 2, 2408.00118, section 2), a learned sink per head (gpt-oss; Xiao et al. 2023,
+2309.17453, 3.3). What a token sees is `mask.layer_mask`.
 Shapes: B batch, T new tokens, S keys (cached and new), C residual channels, H query heads,
 K kv heads, D head_dim, Q all heads of a kind side by side.
 """
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lmworks.nn.attention.cache import KVCache
@@ -16,7 +18,7 @@ from lmworks.nn.config import AttentionConfig, NormConfig
 from lmworks.nn.linear import Linear
 from lmworks.nn.norm import make_norm
 from lmworks.nn.position import Rotation, rotate
-from lmworks.ops.attention import attention
+from lmworks.ops.attention import Mask, attention
 
 
 class GroupedQueryAttention(nn.Module):
@@ -45,6 +47,7 @@ class GroupedQueryAttention(nn.Module):
         self.k = Linear(d_model, config.d_kv, bias=has_qkv_bias)
         self.v = Linear(d_model, config.d_kv, bias=has_qkv_bias)
         self.o = Linear(config.d_query, d_model, bias=use_bias)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
         self.norms_heads = config.qk_norm and config.qk_norm_scope == "head"
         self.norms_all = config.qk_norm and config.qk_norm_scope == "full"
         if config.qk_norm:
@@ -57,12 +60,11 @@ class GroupedQueryAttention(nn.Module):
         x_BTC: Float[Tensor, "B T C"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "... T S"] | None = None,
+        mask: Mask = None,
         bias: Float[Tensor, "... T S"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
-        """Each token reads itself and those before it; `mask` (True = may see) narrows that, `bias`
-        is added to the scores."""
+        """`mask` and `bias` are those of `ops.attention`, for the keys that the cache returns."""
         q_BTQ, k_BTQ = self.q(x_BTC), self.k(x_BTC)
         if self.norms_all:
             q_BTQ, k_BTQ = self.q_norm(q_BTQ), self.k_norm(k_BTQ)
@@ -82,6 +84,7 @@ class GroupedQueryAttention(nn.Module):
             mask=mask,
             bias=bias,
             scale=self.scale,
+            sinks=self.sinks,
             logit_softcap=self.logit_softcap,
             dropout=self.dropout if self.training else 0.0,
         )

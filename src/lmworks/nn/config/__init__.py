@@ -6,6 +6,15 @@ may be left out there; here they are always numbers.
 """
 
 from lmworks.nn.config.attention import AttentionConfig
+from lmworks.nn.config.mask import (
+    BlockMaskConfig,
+    FullMaskConfig,
+    MaskConfig,
+    StridedMaskConfig,
+    WindowMaskConfig,
+    cache_slots,
+    tokens_after_rolling,
+)
 from lmworks.nn.config.mlp import (
     GATED_ACTIVATIONS,
     Activation,
@@ -42,12 +51,15 @@ __all__ = [
     "Activation",
     "AlibiConfig",
     "AttentionConfig",
+    "BlockMaskConfig",
+    "FullMaskConfig",
     "GatedActivation",
     "LearnedConfig",
     "LinearScalingConfig",
     "Llama3ScalingConfig",
     "MLPConfig",
     "MTPConfig",
+    "MaskConfig",
     "NoMTP",
     "NoPositionConfig",
     "NoScalingConfig",
@@ -63,10 +75,14 @@ __all__ = [
     "SequentialMTP",
     "Shapes",
     "SinusoidalConfig",
+    "StridedMaskConfig",
     "T5Config",
+    "WindowMaskConfig",
     "YarnScalingConfig",
+    "cache_slots",
     "default_d_ff",
     "linear_shapes",
     "prefixed",
+    "tokens_after_rolling",
     "yarn_mscale",
 ]

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import PositiveInt, model_validator
 
 from lmworks.base.config import Config
+from lmworks.nn.config.mask import FullMaskConfig, MaskConfig
 from lmworks.nn.config.norm import NormConfig
 from lmworks.nn.config.number import NonNegativeFloat
 from lmworks.nn.config.shapes import Shapes, linear_shapes
@@ -30,6 +31,11 @@ class AttentionConfig(Config):
     """Factor of the scores; 0 is 1 / sqrt(head_dim). Gemma 2 has query_pre_attn_scalar^-0.5."""
     logit_softcap: NonNegativeFloat = 0.0
     """Bound scores softly to (-c, c) by c * tanh(score / c), as Gemma 2; 0 leaves them alone."""
+
+    sinks: bool = False
+    """A learned logit per head that takes weight in the softmax and gives no value (gpt-oss)."""
+    mask: MaskConfig = FullMaskConfig()
+    """Which earlier tokens a token sees."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,6 +88,8 @@ class AttentionConfig(Config):
         for name, d_out in (("q", self.d_query), ("k", self.d_kv), ("v", self.d_kv)):
             shapes |= linear_shapes(name, d_model, d_out, bias=use_bias or self.qkv_bias)
         shapes |= linear_shapes("o", self.d_query, d_model, bias=use_bias)
+        if self.sinks:
+            shapes["sinks"] = (self.num_heads,)
         if self.qk_norm:
             for name, dim in zip(("q_norm", "k_norm"), self.qk_norm_dims, strict=True):
                 shapes |= norm.weight_shapes(name, dim, use_bias=use_bias)
@@ -94,7 +102,10 @@ class AttentionConfig(Config):
     def score_flops_per_token(self, context_length: int, *, causal: bool) -> int:
         """Forward FLOPs of scores and weighted values, for sequences of `context_length` tokens.
 
-        `causal=False` counts every key, `causal=True` the (T + 1) / 2 that an average query sees.
+        `causal=False` counts as many keys for every query as the last one sees, `causal=True` those
+        that an average query sees (for a full mask T and (T + 1) / 2).
         """
-        twice_num_keys = context_length + 1 if causal else 2 * context_length
-        return 2 * twice_num_keys * self.d_query
+        flops_per_key = 2 * 2 * self.d_query
+        if causal:
+            return flops_per_key * self.mask.total_visible(context_length) // context_length
+        return flops_per_key * self.mask.max_visible(context_length)
