@@ -219,6 +219,7 @@ def _param_rows(model: ModelConfig) -> list[tuple[str, str, str]]:
         "mlp": f"{model.num_layers} layers x {mlp.num_matrices} x {d:,} x {mlp.d_ff:,}{biases}",
         "norms": f"{model.norm.kind}, {model.norm_position}",
         "head": "is the embedding" if model.tie_embeddings else "vocab_size x d_model",
+        "mtp": f"{model.mtp.kind}, {model.mtp.depth} x a block and what joins it",
     }
     rows = [(part, f"{n:,}", formulas[part]) for part, n in model.param_counts().items()]
     total = model.num_params()
@@ -232,9 +233,11 @@ def _flops_rows(job: Job) -> list[tuple[str, str, str]]:
         "attention scores and values": "4 x layers x context x d_query",
         "mlp": "2 per weight",
         "head": "2 vocab_size d_model",
+        "multi-token prediction": f"training only: {model.mtp.depth} blocks and heads",
     }
     parts = model.flops_parts(context)
-    rows = [(part, _readable_flops(n), formulas[part]) for part, n in parts.items()]
+    trained = model.flops_parts(context, training=True)
+    rows = [(part, _readable_flops(n), formulas[part]) for part, n in trained.items()]
     training = model.flops_per_token(context, training=True)
     causal = model.flops_per_token(context, training=True, causal=True)
     return [

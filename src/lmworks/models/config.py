@@ -226,6 +226,19 @@ class ModelConfig(Config):
             shapes |= prefixed(f"layers.{index}", self._block_shapes(layer))
         return shapes | self._head_shapes() | self._mtp_shapes()
 
+    def one_layer_of_each_kind(self) -> "ModelConfig":
+        """The same model with each kind of layer once, for what depends on the kinds alone."""
+        period = self._period
+        kinds = dict.fromkeys(
+            period[layer % len(period)] for layer in range(min(self.num_layers, len(period)))
+        )
+        return self.model_copy(
+            update={
+                "num_layers": len(kinds),
+                "layer_pattern": tuple(kind for kind in kinds if kind),
+            }
+        )
+
     @property
     def last_layer(self) -> LayerConfig:
         """The config of the last layer, which is that of the blocks of multi-token prediction."""

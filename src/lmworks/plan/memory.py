@@ -63,7 +63,8 @@ def num_moments(config: ModelConfig, optimizer: OptimizerKind) -> int:
     if optimizer == "adamw":
         return 2 * num_params
     shapes = config.weight_shapes().items()
-    matrices = sum(math.prod(s) for name, s in shapes if name.startswith("layers.") and len(s) == 2)
+    inside = ("layers.", "mtp.")
+    matrices = sum(math.prod(s) for name, s in shapes if name.startswith(inside) and len(s) == 2)
     return 2 * num_params - matrices
 
 
@@ -83,13 +84,18 @@ def activation_bytes(
         (_block_bytes_per_token(config, layer, context_length, precision), count)
         for layer, count in config.layer_counts()
     ]
+    if config.mtp.depth:
+        last = _block_bytes_per_token(config, config.last_layer, context_length, precision)
+        blocks.append((last, config.mtp.depth))
     final_norm = _norm_bytes(config.norm, config.d_model, precision) if config.has_final_norm else 0
     residual = config.d_model * ELEMENT_BYTES[precision]
+    outside = final_norm + config.mtp.depth * (final_norm + _mtp_bytes(config, precision))
     if recomputes:
-        kept = config.num_layers * residual + max(size for size, _ in blocks)
+        num_blocks = config.num_layers + config.mtp.depth
+        kept = num_blocks * residual + max(size for size, _ in blocks)
     else:
         kept = sum(size * count for size, count in blocks)
-    return num_tokens * (kept + final_norm)
+    return num_tokens * (kept + outside)
 
 
 def readable_bytes(size_bytes: float) -> str:
@@ -112,6 +118,14 @@ def _block_bytes_per_token(
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
     attention = _attention_bytes(config.norm, layer.attention, context_length, precision)
     return num_sublayers * norms + attention + _mlp_bytes(layer.mlp, precision)
+
+
+def _mtp_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Of one depth beside its block and final norm: a sequential module's two norms, whose outputs
+    are joined into what its projection keeps."""
+    if config.mtp.kind != "sequential":
+        return 0
+    return 2 * _norm_bytes(config.norm, config.d_model, precision)
 
 
 def _norm_bytes(norm: NormConfig, dim: int, precision: Precision) -> int:

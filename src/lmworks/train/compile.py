@@ -31,7 +31,8 @@ from lmworks.base.config import load
 from lmworks.base.errors import ConfigError
 from lmworks.base.storage import write_json
 from lmworks.data.loader import Batch
-from lmworks.models.decoder import Decoder
+from lmworks.models.decoder import Block, Decoder
+from lmworks.train.blocks import replace_blocks
 from lmworks.train.optim import build_optimizer
 from lmworks.train.recipe import Recipe
 from lmworks.train.state import round_parameters
@@ -49,7 +50,7 @@ _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Compilation:
-    """Decides before each step whether the blocks of `layers` run compiled from now on.
+    """Decides before each step whether the blocks of `model` run compiled from now on.
 
     Args:
         mode: `on` compiles before the first step; `off` never; `auto` as told above.
@@ -59,14 +60,14 @@ class Compilation:
 
     def __init__(
         self,
-        layers: nn.ModuleList,
+        model: nn.Module,
         *,
         mode: Mode,
         total_steps: int,
         recipe_file: Path,
         record: Path,
     ) -> None:
-        self._layers = layers
+        self._model = model
         self._total_steps = total_steps
         self._recipe_file = recipe_file
         self._record = record
@@ -142,22 +143,18 @@ class Compilation:
         if self._switch_step is None:
             write_json(self._record, {"compiled_after_step": step})
         self._is_open = False
-        compile_blocks(self._layers)
+        compile_blocks(self._model)
         return f"compiled code from step {step + 1} on"
 
 
-def compile_blocks(layers: nn.ModuleList) -> None:
+def compile_blocks(model: nn.Module) -> None:
     """Make every block run compiled while gradients are recorded, and as it stands otherwise.
 
-    Parameter names gain a `.block` part: build the optimizer first.
+    Recomputation in the backward pass, if it is there, stays outside the compiled code. Parameter
+    names gain a `.block` part: build the optimizer first.
     """
     os.environ.setdefault(_CACHE_VARIABLE, str(_cache_folder()))
-    for index, layer in enumerate(layers):
-        inner = getattr(layer, "block", None)
-        if inner is None:
-            layers[index] = _CompiledInTraining(layer)
-        else:  # recomputed in the backward pass: that stays outside the compiled code
-            layer.block = _CompiledInTraining(inner)
+    replace_blocks(model, _CompiledInTraining)
 
 
 def compiler() -> str | None:
@@ -200,17 +197,20 @@ def _start(recipe_file: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _fill_cache(recipe_file: Path, num_threads: int) -> None:
-    """Compile one block of the recipe's model by training a one-layer model for one step."""
+    """Compile a block of each kind in the recipe's model: train one layer of each for one step."""
     torch.set_num_threads(num_threads)
     recipe = load(Recipe, recipe_file).config
     train = recipe.train
-    model = Decoder(recipe.model.model_copy(update={"num_layers": 1}))
+    model = Decoder(recipe.model.one_layer_of_each_kind())
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.skip_scale = recipe.model.skip_scale  # follows the depth of the whole model
     if train.precision == "bf16":
         round_parameters(model, torch.bfloat16)
     optimizer = build_optimizer(recipe.optim, model.named_parameters())
     if train.activation_checkpointing == "full":
-        recompute_activations(model.layers)
-    compile_blocks(model.layers)
+        recompute_activations(model)
+    compile_blocks(model)
     step = TrainStep(
         model,
         optimizer,

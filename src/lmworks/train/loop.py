@@ -118,7 +118,7 @@ class Trainer:
         )
         is_timed = recipe.train.compile == "auto"
         self._compilation = Compilation(
-            self.state.model.layers,
+            self.state.model,
             # When a compilation ends depends on the clock, which deterministic runs must not see.
             mode="off" if recipe.train.deterministic and is_timed else recipe.train.compile,
             total_steps=self.total_steps,
@@ -182,6 +182,7 @@ class Trainer:
             tokens=self.state.tokens,
             loss=report.loss,
             z_loss=report.z_loss,
+            **{f"mtp_loss_{k}": loss for k, loss in enumerate(report.mtp_losses, start=1)},
             lr=lr,
             grad_norm=report.grad_norm,
             tokens_per_s=round(tokens_per_s, 1),

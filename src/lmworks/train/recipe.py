@@ -284,6 +284,12 @@ class Recipe(Config):
                 f"model.max_seq_len={self.model.max_seq_len}; make that "
                 f"{self.train.context_length}, or the context at most {self.model.max_seq_len}"
             )
+        if self.model.mtp.depth >= self.train.context_length:
+            raise ValueError(
+                f"model.mtp.depth={self.model.mtp.depth} looks past the end of every sequence of "
+                f"train.context_length={self.train.context_length}; at most "
+                f"{self.train.context_length - 1}"
+            )
         if isinstance(self.data, ShardData) and not isinstance(self.tokenizer, FileTokenizer):
             raise ValueError(
                 f"data.kind=shards needs the tokenizer that made the shards: tokenizer.kind=file "

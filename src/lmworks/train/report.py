@@ -38,6 +38,7 @@ _NUM_LONGEST_TOKENS = 24
 _INK = "#010203"
 """Stands for the page's text colour in the plots."""
 _RAW, _SMOOTH, _HELD_OUT = "#9db4d6", "#2f6fde", "#e2702d"
+_DEPTHS = ("#e2702d", "#3a9d5d", "#a05fc4", "#c4a12f")
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,28 @@ def _plots(by_kind: dict[str, list[Record]]) -> list[tuple[str, str]]:
         marker="o",
     )
     rate = _Series("", steps, [record["lr"] for record in records], _SMOOTH)
+    further = [
+        _Series(
+            f"{depth} further on",
+            steps,
+            smoothed([record[key] for record in records], window),
+            _DEPTHS[(depth - 1) % len(_DEPTHS)],
+        )
+        for depth, key in enumerate(_mtp_keys(records), start=1)
+    ]
     return [
         ("Loss (nats per token)", _svg([*both("loss"), *([held_out] if evals else [])], tall=True)),
         ("Learning rate", _svg([rate])),
         ("Tokens per second", _svg(both("tokens_per_s"))),
         ("Gradient norm", _svg(both("grad_norm"))),
+        *([("Loss of further tokens", _svg([both("loss")[1], *further]))] if further else []),
     ]
+
+
+def _mtp_keys(records: Sequence[Record]) -> list[str]:
+    """Names of the losses of multi-token prediction, nearest first."""
+    keys = [key for key in records[0] if key.startswith("mtp_loss_")]
+    return sorted(keys, key=lambda key: int(key.removeprefix("mtp_loss_")))
 
 
 def _svg(series: Sequence[_Series], *, tall: bool = False) -> str:

@@ -57,7 +57,7 @@ class TrainingState:
         self.optimizer = build_optimizer(recipe.optim, self.model.named_parameters())
         copy_tensors(self.optimizer.master_weights(), initial, where="initial weights")
         if recipe.train.activation_checkpointing == "full":
-            recompute_activations(self.model.layers)
+            recompute_activations(self.model)
         self.step = 0
         self.tokens = 0
         self.elapsed_s = 0.0

@@ -9,7 +9,8 @@ issue 34191).
 Clipping is by the norm of all gradients together (Pascanu et al. 2013, "On the difficulty of
 training recurrent neural networks", arXiv 1211.5063).
 
-Legend: B sequences, T tokens, N = B*T, C d_model, V vocab.
+The losses themselves are in `train.loss`. Legend: B sequences, T tokens, D depths of
+multi-token prediction.
 """
 
 import math
@@ -17,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lmworks.base.errors import TrainingError
 from lmworks.data.loader import Batch
 from lmworks.models.decoder import Decoder
-from lmworks.ops.linear_cross_entropy import linear_cross_entropy
+from lmworks.train.blocks import replace_blocks
+from lmworks.train.loss import Losses, training_losses
 from lmworks.train.optim.clip import clip_scale, global_grad_norm
 from lmworks.train.optim.protocol import Optimizer
 
@@ -43,6 +44,8 @@ class StepReport:
     """Norm over all parameters of the mean gradient, before clipping."""
     num_tokens: int
     """Target tokens (those not ignored)."""
+    mtp_losses: tuple[float, ...]
+    """Of each depth of multi-token prediction, per target token of that depth, not weighted."""
 
 
 class TrainStep:
@@ -85,48 +88,59 @@ class TrainStep:
         if num_tokens == 0:
             raise TrainingError("a batch has no target tokens: every position is ignored")
         self.optimizer.zero_grad()
-        loss_sum = z_loss_sum = 0.0
+        documents, sums = batch.document_ids_BT, _Sums(self.model.config.mtp.depth)
         for rows in self._micro_batches(len(inputs_BT)):
-            documents = batch.document_ids_BT
-            loss, z_loss = self._backward(
+            losses = training_losses(
+                self.model,
                 inputs_BT[rows],
                 targets_BT[rows],
                 None if documents is None else torch.from_numpy(documents[rows]),
+                z_loss_weight=self.z_loss_weight,
             )
-            loss_sum, z_loss_sum = loss_sum + loss, z_loss_sum + z_loss
-        if not math.isfinite(loss_sum + z_loss_sum):
-            raise NonFiniteError(f"loss is {loss_sum / num_tokens}")
+            torch.autograd.backward(losses.total)
+            sums.add(losses)
+        if not math.isfinite(sums.total):
+            raise NonFiniteError(f"loss is {sums.total / num_tokens}")
         grad_norm = global_grad_norm(self.model.parameters()) / num_tokens
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"gradient norm is {grad_norm}")
         clip = clip_scale(grad_norm, self.clip_norm) if self.clip_norm else 1.0
         self.optimizer.step(lr=lr, grad_scale=clip / num_tokens)
-        return StepReport(loss_sum / num_tokens, z_loss_sum / num_tokens, grad_norm, num_tokens)
+        return StepReport(
+            loss=sums.loss / num_tokens,
+            z_loss=sums.z_loss / num_tokens,
+            grad_norm=grad_norm,
+            num_tokens=num_tokens,
+            mtp_losses=sums.mtp_losses(),
+        )
 
     def _micro_batches(self, batch_size: int) -> list[slice]:
         size = self.micro_batch_size
         return [slice(start, start + size) for start in range(0, batch_size, size)]
 
-    def _backward(
-        self,
-        inputs_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T"],
-        document_ids_BT: Int[Tensor, "B T"] | None,
-    ) -> tuple[float, float]:
-        """Add the gradient of the summed loss to every `.grad`; returns (loss sum, z-loss sum)."""
-        out = self.model.train_hidden(inputs_BT, document_ids_BT=document_ids_BT)
-        terms = linear_cross_entropy(
-            out.hidden_BTC.flatten(0, 1),
-            self.model.head_weight_VC,
-            targets_BT.flatten(),
-            z_loss_weight=self.z_loss_weight,
-            logit_softcap=self.model.config.logit_softcap,
-        )
-        torch.autograd.backward(terms.loss_sum + terms.z_loss_sum)
-        return terms.loss_sum.item(), terms.z_loss_sum.item()
+
+class _Sums:
+    """Losses of the micro-batches added up."""
+
+    def __init__(self, num_depths: int) -> None:
+        self.total = self.loss = self.z_loss = 0.0
+        self._mtp_losses_D = torch.zeros(num_depths, dtype=torch.float64)
+        self._mtp_tokens_D = torch.zeros(num_depths, dtype=torch.int64)
+
+    def add(self, losses: Losses) -> None:
+        """Add those of one micro-batch."""
+        self.total += losses.total.item()
+        self.loss += losses.loss_sum.item()
+        self.z_loss += losses.z_loss_sum.item()
+        self._mtp_losses_D += losses.mtp_loss_sums_D.cpu()
+        self._mtp_tokens_D += losses.mtp_num_tokens_D.cpu()
+
+    def mtp_losses(self) -> tuple[float, ...]:
+        """Mean of each depth over its own targets; 0 where it has none."""
+        return tuple((self._mtp_losses_D / self._mtp_tokens_D.clamp(min=1)).tolist())
 
 
-def recompute_activations(blocks: nn.ModuleList) -> None:
+def recompute_activations(model: nn.Module) -> None:
     """Make every block keep only its input in training and run again in the backward pass.
 
     Memory for activations falls to one hidden state per block, for about a third more arithmetic
@@ -134,8 +148,7 @@ def recompute_activations(blocks: nn.ModuleList) -> None:
     draws the same masks again, so losses and gradients stay the same. Parameter names gain a
     `.block` part: build the optimizer first.
     """
-    for index, block in enumerate(blocks):
-        blocks[index] = _Recomputed(block)
+    replace_blocks(model, _Recomputed)
 
 
 class _Recomputed(nn.Module):

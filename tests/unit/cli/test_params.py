@@ -55,6 +55,19 @@ def test_tables_name_every_part(capsys, monkeypatch):
         assert part in text
 
 
+def test_multi_token_prediction_is_counted_where_it_is_trained(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    mtp = ["tiny", "mtp.kind=sequential", "mtp.depth=2"]
+    plain, found = figures(capsys, "tiny"), figures(capsys, *mtp)
+    assert found["num_params"] == sum(found["params"].values()) > plain["num_params"]
+    assert found["flops_per_token_forward"] == plain["flops_per_token_forward"]
+    assert found["flops_per_token_training"] > 3 * plain["flops_per_token_forward"]
+    assert main([*mtp, *FAST]) == 0
+    text = capsys.readouterr().out
+    for part in ["sequential, 2 x a block", "training only: 2 blocks and heads"]:
+        assert part in text
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -38,9 +38,10 @@ def test_adamw_takes_16_bytes_per_parameter(precision):
 
 @pytest.mark.parametrize("optim", [AdamWConfig(), MuonConfig(), SGDConfig()], ids=lambda c: c.kind)
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_planned_moments_are_those_that_the_optimizer_holds(optim, tie_embeddings):
+@pytest.mark.parametrize("mtp", ["none", "sequential"])
+def test_planned_moments_are_those_that_the_optimizer_holds(optim, tie_embeddings, mtp):
     changes = {"tie_embeddings": tie_embeddings, "position": {"kind": "learned"}, **LAYER_NORM}
-    config = ModelConfig.model_validate(VALUES | changes)
+    config = ModelConfig.model_validate(VALUES | changes | {"mtp": {"kind": mtp}})
     optimizer = build_optimizer(optim, Decoder(config).named_parameters())
     held = sum(t.numel() for name, t in optimizer.state_tensors().items() if name != "step")
     assert num_moments(config, optim.kind) == held
@@ -67,9 +68,9 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = model.hidden(torch.zeros(batch_size, length, dtype=torch.long))
-        kept_by_head = out.untyped_storage()
-        kept[kept_by_head.data_ptr()] = kept_by_head
+        out = model.train_hidden(torch.zeros(batch_size, length, dtype=torch.long))
+        for hidden in (out.hidden_BTC, *out.mtp_hidden):  # kept by the head
+            kept[hidden.untyped_storage().data_ptr()] = hidden.untyped_storage()
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -87,6 +88,9 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length
         {"norm": {"unit_offset": True}, "norm_position": "double"},
         {"residual_scale": 0.2, "embedding_scale": 8.0},
         {"position": {"kind": "learned"}},
+        {"mtp": {"kind": "sequential", "depth": 2}},
+        {"mtp": {"kind": "parallel", "depth": 2}},
+        LAYER_NORM | {"mtp": {"kind": "sequential"}},
         {"attention": {"num_heads": 4, "qk_norm": True}},
         {"attention": {"num_heads": 4, "qk_norm": True}, "position": {"kind": "none"}},
         {"attention": {"num_heads": 4, "logit_softcap": 5.0}},

@@ -16,9 +16,11 @@ from lmworks.base.errors import CheckpointError, ConfigError, StorageError, Trai
 from lmworks.models.decoder import Decoder
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import loop
+from lmworks.train import step as step_module
 from lmworks.train.checkpoint import Best, CheckpointStore
 from lmworks.train.evaluate import Report
 from lmworks.train.loop import Outcome, train
+from lmworks.train.loss import Losses, training_losses
 from lmworks.train.metrics import read_metrics
 from lmworks.train.prepare import change_recipe, prepare
 from lmworks.train.recipe import Recipe, SampleConfig, load_recipe
@@ -199,20 +201,19 @@ def test_what_a_run_computes_cannot_change_on_resume(straight: RunFolder) -> Non
 def test_a_failed_step_is_saved_and_its_replay_sees_the_same_batch(
     run: RunFolder, straight: RunFolder, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    backward = TrainStep._backward
     calls = iter(range(100))
 
-    def fail_in_step_5(self: TrainStep, *args: Any) -> tuple[float, float]:
-        loss = backward(self, *args)
+    def fail_in_step_5(*args: Any, **options: Any) -> Losses:
+        losses = training_losses(*args, **options)
         # Two micro-batches per step: calls 8 and 9 are step 5.
-        return (value, 0.0) if next(calls) == 9 else loss
+        return losses._replace(total=losses.total * value) if next(calls) == 9 else losses
 
-    monkeypatch.setattr(TrainStep, "_backward", fail_in_step_5)
+    monkeypatch.setattr(step_module, "training_losses", fail_in_step_5)
     with pytest.raises(
         TrainingError, match=f"step 5: loss is {value}.*windows 16 to 19 .*--from failed-step-5"
     ):
         run_training(run)
-    monkeypatch.setattr(TrainStep, "_backward", backward)
+    monkeypatch.setattr(step_module, "training_losses", training_losses)
     run_training(run, resume_from="failed-step-5")
     assert numbers(run) == numbers(straight)
 
@@ -224,7 +225,12 @@ def test_a_failed_step_is_reported_even_if_the_disk_is_full(
         raise StorageError(f"could not write {path}: the disk is full")
 
     monkeypatch.setattr(loop, "write_snapshot", no_space)
-    monkeypatch.setattr(TrainStep, "_backward", lambda self, *args: (float("nan"), 0.0))
+
+    def not_a_number(*args: Any, **options: Any) -> Losses:
+        losses = training_losses(*args, **options)
+        return losses._replace(total=losses.total * float("nan"))
+
+    monkeypatch.setattr(step_module, "training_losses", not_a_number)
     with pytest.raises(TrainingError, match=r"step 1: loss is nan.*the disk is full.*from step 0"):
         run_training(run)
 
@@ -232,10 +238,10 @@ def test_a_failed_step_is_reported_even_if_the_disk_is_full(
 def test_running_out_of_memory_names_the_biggest_tensors_and_what_to_reduce(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(self: TrainStep, *args: Any) -> tuple[float, float]:
+    def no_memory(*args: Any, **options: Any) -> Losses:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried ...")
 
-    monkeypatch.setattr(TrainStep, "_backward", no_memory)
+    monkeypatch.setattr(step_module, "training_losses", no_memory)
     with pytest.raises(TrainingError, match="out of memory") as caught:
         run_training(run)
     message = str(caught.value)
@@ -355,3 +361,12 @@ def test_the_resolved_recipe_loads_and_names_its_sources(run: RunFolder) -> None
     environment = json.loads(run.environment.read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["sources"]["train.precision"] == "override"
+
+
+def test_losses_of_every_depth_are_logged(run: RunFolder) -> None:
+    text = run.recipe.read_text().replace("kind: none", "kind: sequential\n    depth: 2", 1)
+    assert "sequential" in text
+    run.recipe.write_text(text)
+    run_training(run)
+    steps = [record for record in read_metrics(run.path) if record["kind"] == "train"]
+    assert all(record["mtp_loss_1"] > 0 and record["mtp_loss_2"] > 0 for record in steps)

@@ -1,5 +1,6 @@
 """The report: everything in one file, nothing from the run taken as markup."""
 
+import json
 import re
 from pathlib import Path
 
@@ -116,3 +117,16 @@ def test_a_damaged_line_of_the_metrics_is_named(line: str, tmp_path: Path) -> No
     (tmp_path / "metrics.jsonl").write_text(line + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"metrics\.jsonl:1: damaged"):
         read_metrics(tmp_path)
+
+
+def test_losses_of_further_tokens_have_a_plot_of_their_own(run: RunFolder) -> None:
+    assert "Loss of further tokens" not in write_report(run).read_text(encoding="utf-8")
+    records = [
+        {**record, "mtp_loss_1": 3.0, "mtp_loss_2": 4.0} if record["kind"] == "train" else record
+        for record in read_metrics(run.path)
+    ]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (run.path / "metrics.jsonl").write_text(text)
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "Loss of further tokens" in page
+    assert "2 further on" in page

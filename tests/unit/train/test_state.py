@@ -87,7 +87,7 @@ def test_wrapped_blocks_keep_their_names_in_a_checkpoint(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     recipe = make_recipe(optim={"kind": optimizer}, train={"activation_checkpointing": "full"})
     state = TrainingState(recipe, shards)
-    compile_blocks(state.model.layers)
+    compile_blocks(state.model)
     assert any(".block." in name for name, _ in state.model.named_parameters())
     snapshot = state.snapshot()
     assert snapshot.weights.keys() == recipe.model.weight_shapes().keys()
