@@ -12,6 +12,7 @@ from lmworks.base.errors import ConfigError
 from lmworks.cli.parser import make_parser
 from lmworks.models.config import ModelConfig
 from lmworks.models.presets import PRESET_NAMES
+from lmworks.nn.config import FeedForwardConfig
 from lmworks.plan.hardware import Hardware, Precision
 from lmworks.plan.memory import OptimizerKind, readable_bytes, training_bytes
 from lmworks.plan.time import TOKENS_PER_PARAM, readable_time, training_time_s
@@ -216,14 +217,26 @@ def _param_rows(model: ModelConfig) -> list[tuple[str, str, str]]:
         "embedding": f"vocab_size x d_model = {model.vocab_size:,} x {d:,}",
         "position": "max_seq_len x d_model" if model.position.kind == "learned" else "no weights",
         "attention": f"{model.num_layers} layers x 2 x {d:,} x {heads}{biases}",
-        "mlp": f"{model.num_layers} layers x {mlp.num_matrices} x {d:,} x {mlp.d_ff:,}{biases}",
+        "mlp": f"{model.num_layers} layers x {_mlp_formula(mlp, d)}{biases}",
         "norms": f"{model.norm.kind}, {model.norm_position}",
         "head": "is the embedding" if model.tie_embeddings else "vocab_size x d_model",
         "mtp": f"{model.mtp.kind}, {model.mtp.depth} x a block and what joins it",
     }
     rows = [(part, f"{n:,}", formulas[part]) for part, n in model.param_counts().items()]
-    total = model.num_params()
-    return [*rows, ("total", f"{total:,}", _readable_count(total))]
+    total, active = model.num_params(), model.num_active_params()
+    rows.append(("total", f"{total:,}", _readable_count(total)))
+    if active != total:
+        rows.append(("active", f"{active:,}", f"{_readable_count(active)} that one token uses"))
+    return rows
+
+
+def _mlp_formula(mlp: FeedForwardConfig, d_model: int) -> str:
+    """Elements of the matrices of one layer."""
+    matrices = f"{mlp.num_matrices} x {d_model:,} x {mlp.d_ff:,}"
+    if mlp.kind == "dense":
+        return matrices
+    shared = f" + {mlp.num_shared_experts}" if mlp.num_shared_experts else ""
+    return f"({mlp.num_experts}{shared}) experts x {matrices} + router"
 
 
 def _flops_rows(job: Job) -> list[tuple[str, str, str]]:

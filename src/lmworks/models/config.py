@@ -26,7 +26,9 @@ from pydantic import (
 from lmworks.base.config import Config, suggest
 from lmworks.models.presets import preset_values
 from lmworks.nn.config import (
+    SELECTION_BIAS,
     AttentionConfig,
+    FeedForwardConfig,
     MLPConfig,
     MTPConfig,
     NoMTP,
@@ -45,10 +47,15 @@ MAX_SEQ_LEN = 2**24
 """Longest context that a config may name, so that a forged one does not ask for all memory."""
 _COUNT = TypeAdapter(PositiveInt)
 _ATTENTION: TypeAdapter[AttentionConfig] = TypeAdapter(AttentionConfig)
-_MLP: TypeAdapter[MLPConfig] = TypeAdapter(MLPConfig)
+_MLP: TypeAdapter[FeedForwardConfig] = TypeAdapter(FeedForwardConfig)
 _POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
 S = TypeVar("S")
-_RESIDUAL_OUTPUTS = ("attention.o.weight", "mlp.down.weight")
+_RESIDUAL_OUTPUTS = (
+    "attention.o.weight",
+    "mlp.down.weight",
+    "mlp.experts.down",
+    "mlp.shared.down.weight",
+)
 _DEEPNORM_SCALED = ("attention.v.weight", "attention.o.weight")
 _EMBEDDED_POSITIONS = ("learned", "sinusoidal")
 _MAX_REPEATS = 10_000
@@ -74,7 +81,7 @@ class LayerKind(Config):
     attention: dict[str, Any] = Field(default_factory=dict)
     """For example {window: 1024}."""
     mlp: dict[str, Any] = Field(default_factory=dict)
-    """For example {d_ff: 10944}."""
+    """For example {d_ff: 10944}, or {kind: dense, d_ff: 10944} beside mixtures of experts."""
     position: dict[str, Any] = Field(default_factory=dict)
     """rope, alibi, t5 or none; for example {theta: 10000}."""
 
@@ -83,7 +90,7 @@ class LayerConfig(NamedTuple):
     """Everything that one block is built from beside what all blocks share."""
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: FeedForwardConfig
     position: PositionConfig
 
 
@@ -110,7 +117,8 @@ class ModelConfig(Config):
     """Biases in all linear layers (the head excepted) and in LayerNorm."""
     block: Literal["serial", "parallel"] = "serial"
     """serial: attention, then MLP; parallel: both from one norm, summed (GPT-J, PaLM)."""
-    mlp: MLPConfig
+    mlp: FeedForwardConfig
+    """kind dense (one MLP, the default) or moe (a mixture of experts)."""
     attention: AttentionConfig
     position: PositionConfig = RopeConfig()
     layer_kinds: dict[str, LayerKind] = Field(default_factory=dict)
@@ -149,9 +157,11 @@ class ModelConfig(Config):
         if isinstance(attention, dict) and "head_dim" not in attention:
             head_dim = _head_dim(d_model, _as_count(attention.get("num_heads")))
             filled["attention"] = {**attention, "head_dim": head_dim}
-        if isinstance(mlp, dict) and "d_ff" not in mlp:
-            activation = str(mlp.get("activation", MLPConfig.model_fields["activation"].default))
-            filled["mlp"] = {**mlp, "d_ff": default_d_ff(d_model or 1, activation)}
+        if isinstance(mlp, dict):
+            filled["mlp"] = mlp = {"kind": "dense", **mlp}
+            if mlp["kind"] == "dense" and "d_ff" not in mlp:
+                activation = mlp.get("activation", MLPConfig.model_fields["activation"].default)
+                mlp["d_ff"] = default_d_ff(d_model or 1, str(activation))
         if isinstance(position := values.get("position"), dict):
             filled["position"] = {"kind": "rope", **position}
         return filled
@@ -203,6 +213,27 @@ class ModelConfig(Config):
                 f"elements; nearest: {self.d_model + 1}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _experts_are_alike(self) -> "ModelConfig":
+        """What routers did is one table of layers and experts; experts have no biases."""
+        mixtures = [own.mlp for own in self._layer_configs().values() if own.mlp.kind == "moe"]
+        if len({moe.num_experts for moe in mixtures}) > 1:
+            raise ValueError(
+                f"mlp.num_experts is {sorted({moe.num_experts for moe in mixtures})} in layers of "
+                "different kinds; it must be the same in all that have experts"
+            )
+        if mixtures and self.use_bias:
+            raise ValueError("use_bias=true with mlp.kind=moe: experts have no biases")
+        return self
+
+    @property
+    def sees_later_tokens(self) -> bool:
+        """Whether a layer lets a token depend on later ones, so that decoding is impossible."""
+        return any(
+            own.mlp.kind == "moe" and own.mlp.router.sees_later_tokens
+            for own in self._layer_configs().values()
+        )
 
     def layers(self) -> Iterator[LayerConfig]:
         """The config of each layer, first to last."""
@@ -296,7 +327,8 @@ class ModelConfig(Config):
             (self._block_shapes(kind), count) for kind, count in self.layer_counts()
         ]:
             for name, shape in shapes.items():
-                counts[_part_of(name)] += times * math.prod(shape)
+                if not name.endswith(SELECTION_BIAS):
+                    counts[_part_of(name)] += times * math.prod(shape)
         return counts
 
     def num_params(self) -> int:
@@ -306,11 +338,11 @@ class ModelConfig(Config):
     def num_active_params(self) -> int:
         """Parameters that one token uses when the model answers: all but the experts that it is
         not sent to, and nothing that predicts further tokens."""
-        idle = sum(map(math.prod, self._mtp_shapes().values()))
+        idle = _num_params(self._mtp_shapes())
         for kind, count in self.layer_counts():
             shapes = kind.mlp.weight_shapes(self.d_model, use_bias=self.use_bias)
             active = kind.mlp.num_active_params(self.d_model, use_bias=self.use_bias)
-            idle += count * (sum(map(math.prod, shapes.values())) - active)
+            idle += count * (_num_params(shapes) - active)
         return self.num_params() - idle
 
     def flops_parts(
@@ -451,13 +483,19 @@ def _section(
 ) -> S:
     """The section with `values` on top; those of another kind stand alone."""
     base = section.model_dump()
-    is_other_kind = values.get("kind", base["kind"]) != base["kind"]
+    kind = values.get("kind", base["kind"])
+    is_other_kind = kind != base["kind"]
     try:
         return validate(dict(values) if is_other_kind else base | dict(values))
     except ValidationError as err:
         first = err.errors()[0]
-        key = ".".join([where, *map(str, first["loc"])])
+        key = ".".join([where, *(str(part) for part in first["loc"] if part != kind)])
         raise ValueError(f"{key}: {first['msg']}") from None
+
+
+def _num_params(shapes: Shapes) -> int:
+    """Elements that gradients reach."""
+    return sum(math.prod(s) for name, s in shapes.items() if not name.endswith(SELECTION_BIAS))
 
 
 def _part_of(name: str) -> str:

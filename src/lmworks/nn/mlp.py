@@ -1,52 +1,15 @@
 """The feed-forward half of a block: plain and gated (GLU) activations.
 
-Sources: GELU, Hendrycks & Gimpel 2016 (arXiv 1606.08415); ReLU^2, So et al. 2021 (2109.08668);
-GLU family, Shazeer 2020 (2002.05202). A new activation is one entry in a table here and one name
-in `nn.config`. Shapes: B batch, T tokens, C residual channels, F d_ff.
+The activations themselves are in `ops.activation`. Shapes: B batch, T tokens, C residual channels,
+F d_ff.
 """
 
-from collections.abc import Callable
-
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmworks.nn.config import MLPConfig
 from lmworks.nn.linear import Linear
-
-
-def relu2(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """max(x, 0)^2."""
-    return F.relu(x).square()
-
-
-def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), GPT-2's GELU."""
-    return F.gelu(x, approximate="tanh")
-
-
-def identity(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x."""
-    return x
-
-
-PLAIN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": F.silu,
-    "relu2": relu2,
-}
-
-GATE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "glu": torch.sigmoid,
-    "bilinear": identity,
-    "reglu": F.relu,
-    "geglu": F.gelu,
-    "geglu_tanh": gelu_tanh,
-    "swiglu": F.silu,
-}
+from lmworks.ops.activation import GATE_ACTIVATIONS, PLAIN_ACTIVATIONS
 
 
 class MLP(nn.Module):

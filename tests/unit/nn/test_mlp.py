@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lmworks.nn.config import GATED_ACTIVATIONS, MLPConfig
-from lmworks.nn.mlp import GATE_ACTIVATIONS, PLAIN_ACTIVATIONS, make_mlp
+from lmworks.nn.mlp import make_mlp
+from lmworks.ops.activation import GATE_ACTIVATIONS, PLAIN_ACTIVATIONS
 
 X = torch.cat([torch.linspace(-8, 8, 4001, dtype=torch.float64), torch.zeros(1).double()])
 

@@ -23,6 +23,12 @@ from lmworks.nn.config.mlp import (
     PlainActivation,
     default_d_ff,
 )
+from lmworks.nn.config.moe import (
+    SELECTION_BIAS,
+    BalanceConfig,
+    FeedForwardConfig,
+    MoEConfig,
+)
 from lmworks.nn.config.mtp import MTPConfig, NoMTP, ParallelMTP, SequentialMTP
 from lmworks.nn.config.norm import NormConfig, NormKind
 from lmworks.nn.config.number import NonNegativeFloat
@@ -44,25 +50,42 @@ from lmworks.nn.config.rope_scaling import (
     YarnScalingConfig,
     yarn_mscale,
 )
+from lmworks.nn.config.router import (
+    AuctionRouterConfig,
+    ExpertChoiceRouterConfig,
+    HashRouterConfig,
+    NoisyTopKRouterConfig,
+    RouterConfig,
+    SinkhornRouterConfig,
+    TopKRouterConfig,
+)
 from lmworks.nn.config.shapes import Shapes, linear_shapes, prefixed
 
 __all__ = [
     "GATED_ACTIVATIONS",
+    "SELECTION_BIAS",
     "Activation",
     "AlibiConfig",
     "AttentionConfig",
+    "AuctionRouterConfig",
+    "BalanceConfig",
     "BlockMaskConfig",
+    "ExpertChoiceRouterConfig",
+    "FeedForwardConfig",
     "FullMaskConfig",
     "GatedActivation",
+    "HashRouterConfig",
     "LearnedConfig",
     "LinearScalingConfig",
     "Llama3ScalingConfig",
     "MLPConfig",
     "MTPConfig",
     "MaskConfig",
+    "MoEConfig",
     "NoMTP",
     "NoPositionConfig",
     "NoScalingConfig",
+    "NoisyTopKRouterConfig",
     "NonNegativeFloat",
     "NormConfig",
     "NormKind",
@@ -72,11 +95,14 @@ __all__ = [
     "PositionConfig",
     "RopeConfig",
     "RopeScalingConfig",
+    "RouterConfig",
     "SequentialMTP",
     "Shapes",
+    "SinkhornRouterConfig",
     "SinusoidalConfig",
     "StridedMaskConfig",
     "T5Config",
+    "TopKRouterConfig",
     "WindowMaskConfig",
     "YarnScalingConfig",
     "cache_slots",
