@@ -41,6 +41,7 @@ PUBLISHED = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b": 7_241_732_096,
     "mistral-7b-v0.3": 7_248_023_552,
     "qwen2-0.5b": 494_032_768,
     "qwen2-1.5b": 1_543_714_304,
@@ -59,10 +60,27 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
     "olmo2-32b": 32_234_279_936,
+}
+# Total, and used by one token.
+SPARSE = {
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+    # Not in transformers; per layer 4 x 2048^2 and 3 x 2048 x 10944 in the first, then per layer
+    # 66 experts of 3 x 2048 x 1408 and 64 x 2048, of which 58 experts idle; 57 x 2048 of norms.
+    "deepseek-moe-16b": (16_375_728_128, 2_828_650_496),
 }
 
 
@@ -72,8 +90,14 @@ def test_preset_has_the_published_parameter_count(preset, num_params):
     assert (config.num_params(), config.num_active_params()) == (num_params, num_params)
 
 
+@pytest.mark.parametrize(("preset", "counts"), SPARSE.items())
+def test_sparse_preset_has_the_published_counts_total_and_per_token(preset, counts):
+    config = ModelConfig.preset(preset)
+    assert (config.num_params(), config.num_active_params()) == counts
+
+
 def test_every_preset_is_counted():
-    assert set(PRESET_NAMES) == set(OWN | PUBLISHED)
+    assert set(PRESET_NAMES) == set(OWN | PUBLISHED | SPARSE)
 
 
 @pytest.mark.parametrize("preset", PRESET_NAMES)
@@ -88,6 +112,15 @@ def test_the_largest_models_are_built_on_the_meta_device_in_seconds():
         model = Decoder(ModelConfig.preset("llama3.1-405b"))
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED["llama3.1-405b"]
     assert time.process_time() - start_s < 5
+
+
+def test_gemma_3_windows_five_layers_of_six_and_turns_them_by_their_own_theta():
+    layers = list(ModelConfig.preset("gemma3-4b").layers())
+    kinds = [
+        (own.attention.mask.kind, own.position.theta, own.position.scaling.kind) for own in layers
+    ]
+    local, whole = ("window", 1e4, "none"), ("full", 1e6, "linear")
+    assert kinds == [whole if i % 6 == 5 else local for i in range(34)]
 
 
 def test_demo_preset_is_small_enough_to_learn_in_minutes():

@@ -11,6 +11,8 @@ from typing import Any
 
 from lmworks.base.config import suggest
 from lmworks.base.errors import ConfigError
+from lmworks.models.presets.deepseek import DEEPSEEK
+from lmworks.models.presets.gemma import GEMMA
 from lmworks.models.presets.gpt2 import GPT2
 from lmworks.models.presets.llama import LLAMA
 from lmworks.models.presets.mistral import MISTRAL
@@ -26,7 +28,9 @@ _PRESETS: dict[str, dict[str, Any]] = {
     **SMOLLM,
     **MISTRAL,
     **QWEN,
+    **GEMMA,
     **OLMO,
+    **DEEPSEEK,
 }
 
 PRESET_NAMES = tuple(_PRESETS)

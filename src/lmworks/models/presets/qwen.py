@@ -62,6 +62,16 @@ def _qwen3(
     return values
 
 
+def _qwen3_moe(
+    d_model: int, num_layers: int, heads: tuple[int, int], expert_d_ff: int
+) -> dict[str, Any]:
+    """128 experts, 8 per token, their weights normalised."""
+    router = {"kind": "topk", "top_k": 8, "score": "softmax", "normalize": True}
+    values = _qwen3(d_model, num_layers, heads, expert_d_ff)
+    values["mlp"] = {"kind": "moe", "d_ff": expert_d_ff, "num_experts": 128, "router": router}
+    return values
+
+
 QWEN: dict[str, dict[str, Any]] = {
     "qwen2-0.5b": _qwen2(896, 24, (14, 2), 4864, tie_embeddings=True),
     "qwen2-1.5b": _qwen2(1536, 28, (12, 2), 8960, tie_embeddings=True),
@@ -80,4 +90,6 @@ QWEN: dict[str, dict[str, Any]] = {
     "qwen3-8b": _qwen3(4096, 36, (32, 8), 12288),
     "qwen3-14b": _qwen3(5120, 40, (40, 8), 17408),
     "qwen3-32b": _qwen3(5120, 64, (64, 8), 25600),
+    "qwen3-30b-a3b": _qwen3_moe(2048, 48, (32, 4), 768),
+    "qwen3-235b-a22b": _qwen3_moe(4096, 94, (64, 4), 1536),
 }
