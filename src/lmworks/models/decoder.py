@@ -9,7 +9,7 @@ here knows of devices, precision, sharding or compilation: those are applied to 
 Shapes: B batch, T tokens, C residual channels (d_model), V vocabulary.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,6 +25,8 @@ from lmworks.nn.attention.mask import KeySpan, bias_of_keys, layer_mask, packed_
 from lmworks.nn.config import AlibiConfig, MaskConfig, RopeConfig
 from lmworks.nn.linear import Embedding, Linear
 from lmworks.nn.mlp import make_mlp
+from lmworks.nn.moe.balance import Routing
+from lmworks.nn.moe.layer import MoE
 from lmworks.nn.mtp import ParallelModule, SequentialModule
 from lmworks.nn.norm import make_norm
 from lmworks.nn.position import (
@@ -60,7 +62,11 @@ class Block(nn.Module):
             dropout=config.dropout,
             layer=layer,
         )
-        self.mlp = make_mlp(own.mlp, d_model=d_model, use_bias=use_bias)
+        self.mlp: nn.Module
+        if own.mlp.kind == "moe":
+            self.mlp = MoE(own.mlp, d_model=d_model, use_bias=use_bias, layer=layer)
+        else:
+            self.mlp = make_mlp(own.mlp, d_model=d_model, use_bias=use_bias)
         self.dropout = nn.Dropout(config.dropout)
         self.attention_norm = _in_norm(config)
         self.attention_out_norm = _out_norm(config)
@@ -76,29 +82,39 @@ class Block(nn.Module):
         mask: Mask = None,
         bias: Float[Tensor, "... T S"] | None = None,
         cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T C"]:
-        """One layer of the model."""
-
-        def attend(h_BTC: Tensor) -> Tensor:
-            return self.attention(h_BTC, rotation=rotation, mask=mask, bias=bias, cache=cache)
-
-        def attend_and_mlp(h_BTC: Tensor) -> Tensor:
-            return attend(h_BTC) + self.mlp(h_BTC)
-
+        token_ids_BT: Int[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], Routing | None]:
+        """One layer of the model, and what its router did if it has one."""
+        h_BTC = self._read(x_BTC, self.attention_norm)
+        attended_BTC = self.attention(h_BTC, rotation=rotation, mask=mask, bias=bias, cache=cache)
         if self.is_parallel:
-            return self._add(x_BTC, attend_and_mlp, self.attention_norm, self.attention_out_norm)
-        x_BTC = self._add(x_BTC, attend, self.attention_norm, self.attention_out_norm)
-        return self._add(x_BTC, self.mlp, self.mlp_norm, self.mlp_out_norm)
+            y_BTC, routing = self._feed_forward(h_BTC, token_ids_BT)
+            y_BTC = attended_BTC + y_BTC
+            return self._add(x_BTC, y_BTC, self.attention_norm, self.attention_out_norm), routing
+        x_BTC = self._add(x_BTC, attended_BTC, self.attention_norm, self.attention_out_norm)
+        h_BTC = self._read(x_BTC, self.mlp_norm)
+        y_BTC, routing = self._feed_forward(h_BTC, token_ids_BT)
+        return self._add(x_BTC, y_BTC, self.mlp_norm, self.mlp_out_norm), routing
+
+    def _feed_forward(
+        self, h_BTC: Tensor, token_ids_BT: Tensor | None
+    ) -> tuple[Tensor, Routing | None]:
+        if isinstance(self.mlp, MoE):
+            return self.mlp(h_BTC, token_ids_BT)
+        return self.mlp(h_BTC), None
+
+    def _read(self, x_BTC: Tensor, norm: nn.Module) -> Tensor:
+        """What attention or MLP sees of the residual stream."""
+        return x_BTC if self.norms_the_sum else norm(x_BTC)
 
     def _add(
-        self, x_BTC: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, out_norm: nn.Module
+        self, x_BTC: Tensor, branch_BTC: Tensor, norm: nn.Module, out_norm: nn.Module
     ) -> Tensor:
-        """Add f to the residual stream; a norm that the config has not is the identity."""
+        """Add to the residual stream; a norm that the config has not is the identity."""
+        branch_BTC = scaled(self.dropout(out_norm(branch_BTC)), self.residual_scale)
         if self.norms_the_sum:
-            branch_BTC = self.dropout(f(x_BTC))
-            return norm(scaled(x_BTC, self.skip_scale) + scaled(branch_BTC, self.residual_scale))
-        branch_BTC = self.dropout(out_norm(f(norm(x_BTC))))
-        return x_BTC + scaled(branch_BTC, self.residual_scale)
+            return norm(scaled(x_BTC, self.skip_scale) + branch_BTC)
+        return x_BTC + branch_BTC
 
 
 class TrainOutput(NamedTuple):
@@ -108,8 +124,9 @@ class TrainOutput(NamedTuple):
     """Read by the head to predict the next token."""
     mtp_hidden: tuple[Float[Tensor, "B T C"], ...] = ()
     """Read by the head to predict the token after the next one, and so on: one per depth."""
-    routing: None = None
-    """What the routers of all layers did, where there are any."""
+    routing: Routing | None = None
+    """What the routers did, stacked from the first layer that has one to the last depth of
+    multi-token prediction; None without experts."""
 
 
 class Decoder(nn.Module):
@@ -183,16 +200,24 @@ class Decoder(nn.Module):
         signals = self._position_signals(positions, cache)
         views = self._views(positions, cache, document_ids_BT)
         x_BTC = self.dropout(x_BTC)
+        routings: list[Routing] = []
         for layer, (rotation, bias), number in zip(
             self.layers, signals, self._mask_of_layer, strict=True
         ):
             keys, mask = views[number]
-            inputs = {"rotation": rotation, "mask": mask, "bias": bias_of_keys(bias, keys)}
+            inputs = {
+                "rotation": rotation,
+                "mask": mask,
+                "bias": bias_of_keys(bias, keys),
+                "token_ids_BT": tokens_BT,
+            }
             trunk_BTC = x_BTC
-            x_BTC = layer(x_BTC, **inputs, cache=cache)
+            x_BTC, routing = layer(x_BTC, **inputs, cache=cache)
+            if routing is not None:
+                routings.append(routing)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
-        return _LayersRun(x_BTC, trunk_BTC, inputs)
+        return _LayersRun(x_BTC, trunk_BTC, inputs, routings)
 
     def train_hidden(
         self, tokens_BT: Int[Tensor, "B T"], *, document_ids_BT: Int[Tensor, "B T"] | None = None
@@ -209,7 +234,8 @@ class Decoder(nn.Module):
             following_BT = F.pad(tokens_BT, (0, depth))[:, depth:]
             deeper = self._deeper(module, deeper, following_BT, run)
             mtp_hidden.append(deeper)
-        return TrainOutput(hidden_BTC, tuple(mtp_hidden))
+        routing = Routing.stack(run.routings) if run.routings else None
+        return TrainOutput(hidden_BTC, tuple(mtp_hidden), routing)
 
     @torch.no_grad()
     def draft(self, tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T D"]:
@@ -237,10 +263,19 @@ class Decoder(nn.Module):
         following_BT: Tensor,
         run: "_LayersRun",
     ) -> Tensor:
-        """What the head reads one depth further than `hidden_BTC`, with the tokens there."""
+        """What the head reads one depth further than `hidden_BTC`, with the tokens there.
+
+        What its router did joins that of the layers in `run`.
+        """
         if self.config.mtp.kind == "parallel":
-            return self.norm(module(run.trunk_BTC, **run.last_inputs))
-        return module(hidden_BTC, self.dropout(self.embed(following_BT)), **run.last_inputs)
+            x_BTC, routing = module(run.trunk_BTC, **run.last_inputs)
+            deeper_BTC = self.norm(x_BTC)
+        else:
+            embedded_BTC = self.dropout(self.embed(following_BT))
+            deeper_BTC, routing = module(hidden_BTC, embedded_BTC, **run.last_inputs)
+        if routing is not None:
+            run.routings.append(routing)
+        return deeper_BTC
 
     def _likeliest(self, hidden_BTC: Tensor) -> Tensor:
         return F.linear(hidden_BTC, self.head_weight_VC).argmax(dim=-1)
@@ -251,7 +286,16 @@ class Decoder(nn.Module):
         return self.embed.weight if self.config.tie_embeddings else self.head.weight
 
     def new_cache(self, batch_size: int, *, max_seq_len: int | None = None) -> KVCache:
-        """An empty key-value cache of the weights' dtype and device, `max_seq_len` tokens long."""
+        """An empty key-value cache of the weights' dtype and device, `max_seq_len` tokens long.
+
+        Raises:
+            ConfigError: the model cannot go token by token.
+        """
+        if self.config.sees_later_tokens:
+            raise ConfigError(
+                "mlp.router.kind=expert_choice lets experts compare a token with later ones, so "
+                "this model cannot generate token by token; train with router.kind=topk for that"
+            )
         return KVCache(
             [layer.attention.cache_shape for layer in self.config.layers()],
             batch_size=batch_size,
@@ -352,6 +396,8 @@ class _LayersRun(NamedTuple):
     """What the last layer read."""
     last_inputs: dict[str, Any]
     """The other arguments of the last layer."""
+    routings: list[Routing]
+    """What each router did."""
 
 
 def _rope_key(own: LayerConfig) -> tuple[RopeConfig, int] | None:

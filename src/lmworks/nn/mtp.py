@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lmworks.nn.config import NormConfig
 from lmworks.nn.linear import Linear
+from lmworks.nn.moe.balance import Routing
 from lmworks.nn.norm import make_norm
 
 
@@ -39,11 +40,12 @@ class SequentialModule(nn.Module):
         hidden_BTC: Float[Tensor, "B T C"],
         next_embed_BTC: Float[Tensor, "B T C"],
         **block_inputs: Any,
-    ) -> Float[Tensor, "B T C"]:
+    ) -> tuple[Float[Tensor, "B T C"], Routing | None]:
         """What the head reads at this depth, from what it read one depth before and the embedding
-        of the token that was predicted there."""
+        of the token that was predicted there; and what the block's router did."""
         joined = torch.cat((self.hidden_norm(hidden_BTC), self.embed_norm(next_embed_BTC)), dim=-1)
-        return self.norm(self.block(self.proj(joined), **block_inputs))
+        x_BTC, routing = self.block(self.proj(joined), **block_inputs)
+        return self.norm(x_BTC), routing
 
 
 class ParallelModule(nn.Module):
@@ -55,6 +57,6 @@ class ParallelModule(nn.Module):
 
     def forward(
         self, trunk_BTC: Float[Tensor, "B T C"], **block_inputs: Any
-    ) -> Float[Tensor, "B T C"]:
-        """What the final norm and the head read."""
+    ) -> tuple[Float[Tensor, "B T C"], Routing | None]:
+        """What the final norm and the head read, and what the block's router did."""
         return self.block(trunk_BTC, **block_inputs)
