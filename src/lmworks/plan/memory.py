@@ -56,7 +56,8 @@ def training_bytes(
 
 def num_moments(config: ModelConfig, optimizer: OptimizerKind) -> int:
     """fp32 numbers that an optimizer keeps: AdamW 2 per parameter, SGD with momentum 1, Muon 1 for
-    the matrices of the blocks and 2 for everything else, which it leaves to AdamW."""
+    the matrices of the blocks (stacked ones too) and 2 for everything else, which it leaves to
+    AdamW."""
     num_params = config.num_params()
     if optimizer == "sgd":
         return num_params
@@ -64,7 +65,7 @@ def num_moments(config: ModelConfig, optimizer: OptimizerKind) -> int:
         return 2 * num_params
     shapes = config.weight_shapes().items()
     inside = ("layers.", "mtp.")
-    matrices = sum(math.prod(s) for name, s in shapes if name.startswith(inside) and len(s) == 2)
+    matrices = sum(math.prod(s) for name, s in shapes if name.startswith(inside) and len(s) > 1)
     return 2 * num_params - matrices
 
 

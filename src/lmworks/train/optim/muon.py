@@ -3,7 +3,7 @@
 Sources: Jordan et al. 2024 (kellerjordan.github.io/posts/muon) for the algorithm and the quintic's
 coefficients; Moonlight (Liu et al. 2025, arXiv:2502.16982, section 2.2) for weight decay and the
 factor 0.2 * sqrt(max(rows, columns)) that gives updates AdamW's usual RMS, so that one learning
-rate serves both parts.
+rate serves both parts. A stack of matrices (the experts of a mixture) is updated matrix by matrix.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ class Muon:
 
     def _is_hidden_matrix(self, name: str) -> bool:
         is_named = not set(name.split(".")).isdisjoint(self.config.adamw_names)
-        return self._weights.params[name].ndim == 2 and not is_named
+        return self._weights.params[name].ndim in (2, 3) and not is_named
 
     def step(self, *, lr: float, grad_scale: float = 1.0) -> None:
         """See `Optimizer.step`."""
@@ -73,7 +73,7 @@ class Muon:
         orthogonal = orthogonalize(update, self.config.ns_steps)
         if name in self._decayed:
             weight.mul_(1 - lr * self.config.weight_decay)
-        weight.add_(orthogonal, alpha=-lr * 0.2 * max(weight.shape) ** 0.5)
+        weight.add_(orthogonal, alpha=-lr * 0.2 * max(weight.shape[-2:]) ** 0.5)
         self._weights.write_back(name)
 
     def zero_grad(self) -> None:
@@ -100,20 +100,23 @@ class Muon:
 
 
 def orthogonalize(
-    matrix: Float[Tensor, "rows columns"], num_steps: int
-) -> Float[Tensor, "rows columns"]:
+    matrix: Float[Tensor, "*stack rows columns"], num_steps: int
+) -> Float[Tensor, "*stack rows columns"]:
     """bfloat16 approximation of U V^T where matrix = U S V^T, by Newton-Schulz iteration.
+
+    A stack of matrices is one product for all of them.
 
     Costs 2 * r^2 * (2c + r) FLOPs a step for r = min(rows, columns) and c = max(rows, columns).
     """
     a, b, c = _QUINTIC
     x = matrix.bfloat16()
-    is_tall = x.shape[0] > x.shape[1]
+    is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
-        x = x.T
-    x = x / x.norm().clamp(min=_MIN_NORM)
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_MIN_NORM)
+    product_and_sum = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(num_steps):
-        gram = x @ x.T
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, polynomial, x, beta=a)
-    return x.T if is_tall else x
+        gram = x @ x.mT
+        polynomial = product_and_sum(gram, gram, gram, beta=b, alpha=c)
+        x = product_and_sum(x, polynomial, x, beta=a)
+    return x.mT if is_tall else x
