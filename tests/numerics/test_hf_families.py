@@ -75,7 +75,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": ("Llama", BASE | {"rope_parameters": YARN | {"rope_theta": 1e4}}),
     "mistral": ("Mistral", BASE | {"sliding_window": None}),
     "qwen2": ("Qwen2", BASE),
+    "mistral-window": ("Mistral", BASE | {"sliding_window": 7}),
+    "qwen2-windows": (
+        "Qwen2",
+        BASE | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    ),
     "qwen3": ("Qwen3", BASE | {"head_dim": 16}),
+    "olmo2": ("Olmo2", BASE),
+    "gemma2": (
+        "Gemma2",
+        BASE | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
+    ),
+    "gemma3": (
+        "Gemma3",
+        BASE
+        | {
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3-short": ("Gemma3", BASE | {"head_dim": 16, "sliding_window": 8}),
 }
 
 TEXTS = [[1, 5, 9], [2] * 40, list(range(90)), [98, 0, 97, 1] * 8, [7]]
@@ -83,7 +108,8 @@ TEXTS = [[1, 5, 9], [2] * 40, list(range(90)), [98, 0, 97, 1] * 8, [7]]
 
 def make_peer(case: str) -> Any:
     name, values = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**values)
+    text = "Text" if name == "Gemma3" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**values)
     config._attn_implementation = "eager"
     kind = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
     torch.manual_seed(0)

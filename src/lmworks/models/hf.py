@@ -22,7 +22,6 @@ from lmworks.base.storage import atomic_file, write_json
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
 from lmworks.models.families import Family, family_for, family_named
-from lmworks.models.families.fields import Fields
 from lmworks.models.families.weights import Piece, Pieces, by_theirs, cut_shape, is_stacked
 from lmworks.models.state import build_decoder, name_problems
 from lmworks.models.tensor_file import (
@@ -174,7 +173,7 @@ class _HFWeights:
         where = str(folder / CONFIG_FILE)
         self._family = family_named(values.get("model_type"), where=where)
         self._files = _under_full_names(files, self._family)
-        fields = Fields(values, where=where, max_layers=len(self._files))
+        fields = self._family.fields(values, where=where, max_layers=len(self._files))
         fields.refuse_unless("quantization_config")
         self.config = _model_config(self._family.read(fields, self._files), where)
         fields.finish()

@@ -4,17 +4,37 @@ from typing import Any, Final
 
 from lmworks.base.errors import CheckpointError, ConfigError
 from lmworks.models.config import ModelConfig
+from lmworks.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from lmworks.models.families.family import Family, Values
-from lmworks.models.families.fields import Fields
+from lmworks.models.families.gemma import GEMMA2, GEMMA3
 from lmworks.models.families.gpt2 import GPT2
 from lmworks.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from lmworks.models.families.moe import MIXTRAL, QWEN3_MOE
+from lmworks.models.families.olmo2 import OLMO2
 
-FAMILIES: Final = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2)}
+FAMILIES: Final = {
+    family.model_type: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        GPT2,
+        OLMO2,
+        GEMMA2,
+        GEMMA3,
+        MIXTRAL,
+        QWEN3_MOE,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+    )
+}
 """By `model_type`. The first that can express a model is the one that it is written as."""
 
 __all__ = ["FAMILIES", "Family", "family_for", "family_named"]
 
 _TRAINING_KEYS: Final = ("init", "dropout")
+_MOE_TRAINING_KEYS: Final = ("balance", "capacity_factor", "drop")
 _LAYER_KEYS: Final = ("attention", "mlp", "position", "layer_kinds", "layer_pattern")
 _MAX_DIFFERENCES: Final = 3
 
@@ -58,7 +78,7 @@ def family_for(config: ModelConfig) -> tuple[Family, Values]:
 def _read_back(family: Family, values: Values) -> dict[str, Any] | None:
     """What `values` mean to whoever reads them; None if nobody can."""
     try:
-        fields = Fields(values, where="config.json")
+        fields = family.fields(values, where="config.json")
         return _mathematics(ModelConfig.model_validate(family.read(fields, ())))
     except (CheckpointError, ValueError):
         return None
@@ -69,7 +89,9 @@ def _mathematics(config: ModelConfig) -> dict[str, Any]:
     values = config.model_dump(exclude=set(_TRAINING_KEYS + _LAYER_KEYS))
     for index, layer in enumerate(config.layers()):
         for section, own in layer._asdict().items():
-            values[f"layers.{index}.{section}"] = own.model_dump()
+            values[f"layers.{index}.{section}"] = own.model_dump(exclude=set(_MOE_TRAINING_KEYS))
+        if layer.attention.kind == "gqa" and not layer.attention.scale:
+            values[f"layers.{index}.attention"]["scale"] = layer.attention.head_dim**-0.5
     return _flat(values)
 
 

@@ -1,6 +1,6 @@
 """What the families after Llama share: keys of the config, names of the weights."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import groupby
 from typing import Any, Final
 
@@ -41,7 +41,9 @@ QK_NORM_NAMES: Final = {
 FULL, WINDOW = "full_attention", "sliding_attention"
 
 
-def table_pieces(table: Mapping[str, str]) -> Any:
+def table_pieces(
+    table: Mapping[str, str],
+) -> Callable[[ModelConfig, Collection[str]], dict[str, list[Piece]]]:
     """The `pieces` of a family that differs from ours in names only."""
 
     def pieces(config: ModelConfig, there: Collection[str]) -> dict[str, list[Piece]]:

@@ -5,12 +5,12 @@ how a family is found for a model that was made here: the first one whose writte
 as the same model.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmworks.models.config import ModelConfig
-from lmworks.models.families.fields import Fields
+from lmworks.models.families.fields import MAX_COUNT, Fields
 from lmworks.models.families.weights import Piece
 
 Values = dict[str, Any]
@@ -32,7 +32,15 @@ class Family:
     pieces: Callable[[ModelConfig, Collection[str]], dict[str, list[Piece]]]
     """Where each of our weights is in theirs; KeyError if the family has no place for one. The
     names are those that are there, or none for a checkpoint to be written."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a config.json may leave out (a null is not left out)."""
     prefix: str = "model."
     """Of all tensors but the head; checkpoints of the bare model leave it out."""
     is_left_over: Callable[[str], bool] = lambda name: name.endswith("rotary_emb.inv_freq")
     """Whether a tensor is a constant that follows from the config and need not be read."""
+
+    def fields(
+        self, values: Mapping[str, Any], *, where: str, max_layers: int = MAX_COUNT
+    ) -> Fields:
+        """The keys of a config.json, to be read."""
+        return Fields({**self.defaults, **values}, where=where, max_layers=max_layers)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from lmworks.base.errors import CheckpointError
 
 T = TypeVar("T")
-_MAX_COUNT: Final = 2**31
+MAX_COUNT: Final = 2**31
 _REQUIRED: Final = object()
 
 CHANGES_NOTHING: Final = frozenset(
@@ -54,7 +54,7 @@ class Fields:
     """The values of one config.json, and which of them have been looked at."""
 
     def __init__(
-        self, values: Mapping[str, Any], *, where: str, max_layers: int = _MAX_COUNT
+        self, values: Mapping[str, Any], *, where: str, max_layers: int = MAX_COUNT
     ) -> None:
         """`max_layers` is how many there can be at most, before anything is made per layer."""
         self.where = where
@@ -81,6 +81,13 @@ class Fields:
         value = self.count(name)
         if value > self._max_layers:
             raise self.error(name, value, f"fewer than the {self._max_layers} tensors there")
+        return value
+
+    def cap(self, name: str) -> float:
+        """A positive number, or null for 0: no bound."""
+        value = self.number(name, 0.0)
+        if value < 0:
+            raise self.error(name, value, "above 0, or null")
         return value
 
     def size(self, name: str, default: Any = _REQUIRED) -> int:
@@ -168,7 +175,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_COUNT
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _is_number(value: Any) -> bool:

@@ -66,11 +66,15 @@ def split_name(name: str) -> Name:
 def plain_pieces(
     shapes: Mapping[str, tuple[int, ...]], table: Mapping[str, str]
 ) -> dict[str, list[Piece]]:
-    """Pieces of all weights in `shapes` by a table of names alone; KeyError for one not in it."""
+    """Pieces of all weights in `shapes` by a table of names alone; KeyError for one not in it.
+
+    The table has names of modules, which share their leaves' names with ours, or of one tensor.
+    """
     pieces: dict[str, list[Piece]] = {}
     for name, shape in shapes.items():
         module, leaf, layer = split_name(name)
-        theirs = table[module]
+        whole = table.get(f"{module}.{leaf}")
+        theirs = whole or table[module]
         if "{expert}" in theirs:
             pieces[name] = [
                 Piece(theirs.format(layer=layer, expert=expert), expert=expert)
@@ -78,7 +82,7 @@ def plain_pieces(
             ]
         else:
             full = theirs.format(layer=layer)
-            pieces[name] = [Piece(f"{full}.{leaf}" if leaf else full)]
+            pieces[name] = [Piece(f"{full}.{leaf}" if leaf and not whole else full)]
     return pieces
 
 
