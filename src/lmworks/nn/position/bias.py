@@ -1,8 +1,9 @@
 """Positions as a number added to each score of attention: ALiBi and T5's relative bias.
 
 Both depend on the distance from query to key only. Keys after the query are masked by attention;
-their bias is that of distance 0.
-Shapes: B batch, T queries, S keys (cached ones first), H query heads, N buckets.
+their bias is that of distance 0. What is the same for all sequences has a batch dim of 1: torch's
+fused kernels take a bias of four dims only.
+Shapes: B batch or 1, T queries, S keys (cached ones first), H query heads, N buckets.
 """
 
 import math
@@ -31,9 +32,9 @@ class AlibiBias(FixedTables):
 
     def forward(
         self, query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]
-    ) -> Float[Tensor, "*batch H T S"]:
+    ) -> Float[Tensor, "B H T S"]:
         """The bias between tokens at these positions; fp32."""
-        return -self.slope_H11 * distances(query, key).unsqueeze(-3)
+        return -self.slope_H11 * distances(query, key).unsqueeze(1)
 
 
 class T5Bias(nn.Module):
@@ -46,20 +47,21 @@ class T5Bias(nn.Module):
 
     def forward(
         self, query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]
-    ) -> Float[Tensor, "*batch H T S"]:
+    ) -> Float[Tensor, "B H T S"]:
         """The bias between tokens at these positions, to be shared by all layers."""
         num_buckets = self.weight.shape[0]
         bucket = distance_buckets(
             distances(query, key), num_buckets=num_buckets, max_distance=self.max_distance
         )
-        return nn.functional.embedding(bucket, self.weight).movedim(-1, -3)
+        return nn.functional.embedding(bucket, self.weight).movedim(-1, 1)
 
 
 def distances(
     query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]
-) -> Int[Tensor, "*batch T S"]:
+) -> Int[Tensor, "B T S"]:
     """How many tokens each key is before each query; 0 for those after it."""
-    return (query.unsqueeze(-1) - key.unsqueeze(-2)).clamp(min=0)
+    query_BT, key_BS = torch.atleast_2d(query), torch.atleast_2d(key)
+    return (query_BT[:, :, None] - key_BS[:, None, :]).clamp(min=0)
 
 
 def distance_buckets(
