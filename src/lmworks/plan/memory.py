@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 from lmworks.models.config import LayerConfig, ModelConfig
-from lmworks.nn.config import AttentionConfig, MLPConfig, NormConfig
+from lmworks.nn.config import MLPConfig, NormConfig
 from lmworks.plan.hardware import ELEMENT_BYTES, Precision
 
 OptimizerKind = Literal["adamw", "muon", "sgd"]
@@ -81,22 +81,24 @@ def activation_bytes(
 
     With `recomputes` one residual row per block, and all of the one block that is being redone.
     """
+    layers = [*config.layer_counts(), (config.last_layer, config.mtp.depth)]
     blocks = [
-        (_block_bytes_per_token(config, layer, context_length, precision), count)
-        for layer, count in config.layer_counts()
+        (
+            num_tokens * _block_bytes_per_token(config, layer, context_length, precision)
+            + _bias_bytes(layer, context_length, precision),
+            count,
+        )
+        for layer, count in layers
     ]
-    if config.mtp.depth:
-        last = _block_bytes_per_token(config, config.last_layer, context_length, precision)
-        blocks.append((last, config.mtp.depth))
     final_norm = _norm_bytes(config.norm, config.d_model, precision) if config.has_final_norm else 0
     residual = config.d_model * ELEMENT_BYTES[precision]
     outside = final_norm + config.mtp.depth * (final_norm + _mtp_bytes(config, precision))
     if recomputes:
         num_blocks = config.num_layers + config.mtp.depth
-        kept = num_blocks * residual + max(size for size, _ in blocks)
+        kept = num_tokens * num_blocks * residual + max(size for size, _ in blocks)
     else:
         kept = sum(size * count for size, count in blocks)
-    return num_tokens * (kept + outside)
+    return kept + num_tokens * outside
 
 
 def readable_bytes(size_bytes: float) -> str:
@@ -117,7 +119,7 @@ def _block_bytes_per_token(
     norms = _norm_bytes(config.norm, config.d_model, precision)
     if config.norm_position == "double":
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
-    attention = _attention_bytes(config.norm, layer.attention, context_length, precision)
+    attention = _attention_bytes(config.norm, layer, context_length, precision)
     return num_sublayers * norms + attention + _mlp_bytes(layer.mlp, precision)
 
 
@@ -140,16 +142,32 @@ def _norm_bytes(norm: NormConfig, dim: int, precision: Precision) -> int:
     return dim * (_FP32_BYTES + 2 * element_bytes)
 
 
+def _bias_bytes(layer: LayerConfig, context_length: int, precision: Precision) -> int:
+    """ALiBi's bias, masked, which each layer keeps once for all sequences that are not packed."""
+    if layer.position.kind != "alibi":
+        return 0
+    return layer.attention.num_heads * context_length**2 * ELEMENT_BYTES[precision]
+
+
 def _attention_bytes(
-    norm: NormConfig, attention: AttentionConfig, context_length: int, precision: Precision
+    norm: NormConfig, layer: LayerConfig, context_length: int, precision: Precision
 ) -> int:
     """Queries, keys, values and output; the attention weights where a kernel holds them."""
-    element_bytes = ELEMENT_BYTES[precision]
+    attention, element_bytes = layer.attention, ELEMENT_BYTES[precision]
     weights_per_query = attention.num_heads * context_length
     if attention.logit_softcap:
         # The scores are computed again; the output is kept as the heads joined.
         size = (2 * attention.d_query + 2 * attention.d_kv) * element_bytes
-    elif precision == "bf16" and context_length <= MAX_WRITTEN_OUT_KEYS:
+    elif layer.position.kind == "t5":
+        # No fused kernel gives a bias its gradient: queries, keys and values of every head and the
+        # weights are kept, in fp32.
+        size = attention.d_query * (3 * _FP32_BYTES + element_bytes)
+        size += weights_per_query * _FP32_BYTES
+    elif (
+        precision == "bf16"
+        and context_length <= MAX_WRITTEN_OUT_KEYS
+        and layer.position.kind != "alibi"
+    ):
         size = (2 * attention.d_query + 2 * attention.d_kv + weights_per_query) * element_bytes
     else:  # fused kernel: its output is kept as it is and as the heads joined
         size = (3 * attention.d_query + 2 * attention.d_kv) * element_bytes

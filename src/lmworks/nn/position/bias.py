@@ -60,8 +60,8 @@ def distances(
     query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]
 ) -> Int[Tensor, "B T S"]:
     """How many tokens each key is before each query; 0 for those after it."""
-    query_BT, key_BS = torch.atleast_2d(query), torch.atleast_2d(key)
-    return (query_BT[:, :, None] - key_BS[:, None, :]).clamp(min=0)
+    distance = (query.unsqueeze(-1) - key.unsqueeze(-2)).clamp(min=0)
+    return distance if distance.ndim == 3 else distance.unsqueeze(0)
 
 
 def distance_buckets(
