@@ -1,4 +1,4 @@
-"""Attention equals that of transformers: biases, norms, windows, soft-caps and sinks, in fp32.
+"""Attention equals that of transformers: biases, norms, windows, soft-caps, sinks, latents. fp32.
 
 Layers are compared one by one, on random weights and the same input. Tolerance: as for whole models
 (see test_model_peers), 1e-5 of the largest output.
@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmworks.nn.attention.cache import KVCache
 from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import KeySpan, layer_mask, visible
-from lmworks.nn.config import AttentionConfig, NormConfig, RopeConfig
+from lmworks.nn.attention.mla import LatentAttention
+from lmworks.nn.config import AttentionConfig, MLAConfig, NormConfig, RopeConfig, yarn_mscale
 from lmworks.nn.position import Rope
 
 transformers = pytest.importorskip("transformers")
@@ -126,3 +128,82 @@ def test_windows_are_those_of_transformers_masks():
     config = AttentionConfig(num_heads=1, head_dim=2, mask={"kind": "window", "size": 7})
     theirs = torch.tensor([[bool(rule(0, 0, q, k)) for k in index] for q in index])
     assert torch.equal(visible(config.mask, index, index), theirs)
+
+
+@pytest.mark.parametrize("q_rank", [None, 24])
+@pytest.mark.parametrize("yarn", [False, True])
+def test_deepseek_v3_latents(q_rank, yarn):
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
+    sizes = SIZES | {
+        "q_lora_rank": q_rank, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+        "v_head_dim": 10, "num_key_value_heads": 4, "rope_interleave": True,
+    }  # fmt: skip
+    scale = 20**-0.5
+    if yarn:
+        sizes["rope_parameters"] = {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 64,
+        }  # fmt: skip
+        scale *= yarn_mscale(40.0) ** 2
+    settings = transformers.DeepseekV3Config(**sizes)
+    peer = DeepseekV3Attention(settings, 0).eval()
+    config = MLAConfig(
+        num_heads=4, q_rank=q_rank or 0, kv_rank=20, nope_dim=12, rope_dim=8, v_dim=10, scale=scale
+    )
+    assert_same_latent_attention(config, peer)
+
+
+def test_deepseek_v2_latents():
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
+
+    sizes = SIZES | {
+        "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+        "v_head_dim": 10, "num_key_value_heads": 4,
+    }  # fmt: skip
+    peer = DeepseekV2Attention(transformers.DeepseekV2Config(**sizes), 0).eval()
+    config = MLAConfig(num_heads=4, q_rank=24, kv_rank=20, nope_dim=12, rope_dim=8, v_dim=10)
+    assert_same_latent_attention(config, peer, complex_angles=True)
+
+
+LATENT_NAMES = {
+    "q_a_proj": "q_down", "q_a_layernorm": "q_norm", "q_b_proj": "q_up", "q_proj": "q",
+    "kv_a_proj_with_mqa": "kv_down", "kv_a_layernorm": "kv_norm", "kv_b_proj": "kv_up",
+    "o_proj": "o",
+}  # fmt: skip
+
+
+def assert_same_latent_attention(config: MLAConfig, peer, *, complex_angles: bool = False) -> None:
+    """Prefill, and decoding token by token in the absorbed form."""
+    layer = LatentAttention(
+        config, d_model=C, norm=NormConfig(eps=1e-6), use_bias=False, dropout=0.0, layer=0
+    ).eval()
+    randomize(peer)
+    state = peer.state_dict().items()
+    layer.load_state_dict({LATENT_NAMES[n.split(".")[0]] + ".weight": t for n, t in state})
+    index = torch.arange(T)
+    rope = Rope(RopeConfig(pairing="interleaved"), head_dim=8)
+    rotation = rope(index)
+    angles: Tensor | tuple[Tensor, ...] = tuple(
+        part[None].tile(1, 1, 2) for part in (rotation.cos, rotation.sin)
+    )
+    if complex_angles:
+        angles = torch.complex(rotation.cos, rotation.sin)[None]
+    x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1))
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    added = torch.zeros(T, T).masked_fill(future, torch.finfo(torch.float32).min)[None, None]
+    cache = KVCache([config.cache_shape], batch_size=B, max_seq_len=T)
+    with torch.no_grad():
+        ours = layer(x, rotation=rotation)
+        theirs: Tensor = peer(x, position_embeddings=angles, attention_mask=added)[0]
+        pieces = []
+        for piece in x.split([100] + [1] * 50, dim=1):
+            end = cache.length + piece.shape[1]
+            turn = rope(torch.arange(cache.length, end))
+            pieces.append(layer(piece, rotation=turn, cache=cache))
+            cache.advance(piece.shape[1])
+    assert theirs.std() > 0.1
+    bound = 1e-5 * float(theirs.abs().max())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), theirs, rtol=0, atol=bound)

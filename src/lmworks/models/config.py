@@ -27,7 +27,7 @@ from lmworks.base.config import Config, suggest
 from lmworks.models.presets import preset_values
 from lmworks.nn.config import (
     SELECTION_BIAS,
-    AttentionConfig,
+    AnyAttentionConfig,
     FeedForwardConfig,
     MLPConfig,
     MTPConfig,
@@ -38,6 +38,7 @@ from lmworks.nn.config import (
     RopeConfig,
     Shapes,
     T5Config,
+    cache_slots,
     default_d_ff,
     prefixed,
 )
@@ -46,7 +47,7 @@ TRAINING_FLOPS_FACTOR = 3
 MAX_SEQ_LEN = 2**24
 """Longest context that a config may name, so that a forged one does not ask for all memory."""
 _COUNT = TypeAdapter(PositiveInt)
-_ATTENTION: TypeAdapter[AttentionConfig] = TypeAdapter(AttentionConfig)
+_ATTENTION: TypeAdapter[AnyAttentionConfig] = TypeAdapter(AnyAttentionConfig)
 _MLP: TypeAdapter[FeedForwardConfig] = TypeAdapter(FeedForwardConfig)
 _POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
 S = TypeVar("S")
@@ -89,7 +90,7 @@ class LayerKind(Config):
 class LayerConfig(NamedTuple):
     """Everything that one block is built from beside what all blocks share."""
 
-    attention: AttentionConfig
+    attention: AnyAttentionConfig
     mlp: FeedForwardConfig
     position: PositionConfig
 
@@ -119,7 +120,7 @@ class ModelConfig(Config):
     """serial: attention, then MLP; parallel: both from one norm, summed (GPT-J, PaLM)."""
     mlp: FeedForwardConfig
     """kind dense (one MLP, the default) or moe (a mixture of experts)."""
-    attention: AttentionConfig
+    attention: AnyAttentionConfig
     position: PositionConfig = RopeConfig()
     layer_kinds: dict[str, LayerKind] = Field(default_factory=dict)
     """Kinds of layers by name, each told by what differs from `attention`, `mlp`, `position`."""
@@ -154,9 +155,10 @@ class ModelConfig(Config):
             return values
         filled, d_model = dict(values), _as_count(values.get("d_model"))
         attention, mlp = values.get("attention", {}), values.get("mlp", {})
-        if isinstance(attention, dict) and "head_dim" not in attention:
-            head_dim = _head_dim(d_model, _as_count(attention.get("num_heads")))
-            filled["attention"] = {**attention, "head_dim": head_dim}
+        if isinstance(attention, dict):
+            filled["attention"] = attention = {"kind": "gqa", **attention}
+            if attention["kind"] == "gqa" and "head_dim" not in attention:
+                attention["head_dim"] = _head_dim(d_model, _as_count(attention.get("num_heads")))
         if isinstance(mlp, dict):
             filled["mlp"] = mlp = {"kind": "dense", **mlp}
             if mlp["kind"] == "dense" and "d_ff" not in mlp:
@@ -193,12 +195,14 @@ class ModelConfig(Config):
             if layer.position.rotary_fraction < 1 and (rotary_dim % 2 or not rotary_dim):
                 raise ValueError(
                     f"{where}position.rotary_fraction={layer.position.rotary_fraction:g} of "
-                    f"head_dim={head_dim} are {rotary_dim} elements, but rope turns pairs; "
+                    f"{_rotary_field(layer.attention)}={head_dim} are {rotary_dim} elements, "
+                    "but rope turns pairs; "
                     f"nearest: {(rotary_dim + 1 + (not rotary_dim)) / head_dim:g}"
                 )
             if rotary_dim % 2:
                 raise ValueError(
-                    f"{where}attention.head_dim={head_dim} is odd, but position.kind=rope turns "
+                    f"{where}attention.{_rotary_field(layer.attention)}={head_dim} is odd, but "
+                    "position.kind=rope turns "
                     f"pairs of elements; nearest: {head_dim + 1}"
                 )
         if len(self.t5_tables()) > 1:
@@ -381,6 +385,16 @@ class ModelConfig(Config):
             elements += count * heads * (key_dim + value_dim)
         return elements * bytes_per_element
 
+    def kv_cache_bytes(self, max_seq_len: int, bytes_per_element: int = 2) -> int:
+        """The whole cache of one sequence of up to `max_seq_len` tokens: layers that see a bounded
+        number of tokens hold no more than those and a few to spare."""
+        elements = 0
+        for kind, count in self.layer_counts():
+            heads, key_dim, value_dim = kind.attention.cache_shape
+            slots = cache_slots(kind.attention.mask, max_seq_len)
+            elements += count * slots * heads * (key_dim + value_dim)
+        return elements * bytes_per_element
+
     def t5_tables(self) -> set[tuple[T5Config, int]]:
         """T5's relative bias and its number of heads, where layers have it: one or none."""
         return {
@@ -512,6 +526,11 @@ def _as_count(value: Any) -> int:
         return _COUNT.validate_python(value)
     except ValidationError:
         return 0
+
+
+def _rotary_field(attention: AnyAttentionConfig) -> str:
+    """Name of the size that rotary positions go by."""
+    return "rope_dim" if attention.kind == "mla" else "head_dim"
 
 
 def _head_dim(d_model: int, num_heads: int) -> int:

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from lmworks.base.errors import ConfigError
 from lmworks.models.config import LayerConfig, ModelConfig
+from lmworks.nn.attention.build import make_attention
 from lmworks.nn.attention.cache import KVCache
-from lmworks.nn.attention.gqa import GroupedQueryAttention
 from lmworks.nn.attention.mask import KeySpan, bias_of_keys, layer_mask, packed_layer_mask
 from lmworks.nn.config import AlibiConfig, MaskConfig, RopeConfig
 from lmworks.nn.linear import Embedding, Linear
@@ -54,7 +54,7 @@ class Block(nn.Module):
         self.skip_scale = config.skip_scale
         self.residual_scale = config.residual_scale
         self.is_parallel = config.block == "parallel"
-        self.attention = GroupedQueryAttention(
+        self.attention = make_attention(
             own.attention,
             d_model=d_model,
             norm=config.norm,

@@ -15,6 +15,7 @@ from lmworks.nn.config.mask import (
     cache_slots,
     tokens_after_rolling,
 )
+from lmworks.nn.config.mla import AnyAttentionConfig, MLAConfig
 from lmworks.nn.config.mlp import (
     GATED_ACTIVATIONS,
     Activation,
@@ -66,6 +67,7 @@ __all__ = [
     "SELECTION_BIAS",
     "Activation",
     "AlibiConfig",
+    "AnyAttentionConfig",
     "AttentionConfig",
     "AuctionRouterConfig",
     "BalanceConfig",
@@ -78,6 +80,7 @@ __all__ = [
     "LearnedConfig",
     "LinearScalingConfig",
     "Llama3ScalingConfig",
+    "MLAConfig",
     "MLPConfig",
     "MTPConfig",
     "MaskConfig",
