@@ -81,6 +81,32 @@ def test_rope_angles_are_exact_far_out():
     assert float(rotation.cos[0, 1]) == pytest.approx(math.cos(angle), abs=1e-7)
 
 
+HUGE = [1e-3, 1.0, 32.0, 1e6, 1e9, 1e15, 1e300, 2**40, 10**400, float("inf")]
+
+
+@given(
+    kind=st.sampled_from(["linear", "ntk", "yarn", "llama3"]),
+    theta=st.sampled_from([1.0 + 1e-15, 2.0, 1e4, 1e15, 1e300]),
+    numbers=st.lists(st.sampled_from(HUGE), min_size=5, max_size=5),
+    head_dim=st.sampled_from([2, 4, 128]),
+)
+def test_any_scaling_is_refused_or_gives_finite_frequencies(kind, theta, numbers, head_dim):
+    keys = {
+        "linear": ["factor"],
+        "ntk": ["factor"],
+        "yarn": ["factor", "original_max_seq_len", "beta_fast", "beta_slow"],
+        "llama3": ["factor", "original_max_seq_len", "low_freq_factor", "high_freq_factor"],
+    }[kind]
+    scaling = {"kind": kind} | dict(zip(keys, numbers, strict=False))
+    try:
+        config = RopeConfig.model_validate({"theta": theta, "scaling": scaling})
+    except ValueError:
+        return
+    found = config.frequencies(head_dim)
+    assert len(found) == head_dim // 2
+    assert all(0 <= frequency <= 1 for frequency in found)
+
+
 def test_sinusoids_are_the_papers():
     positions = SinusoidalPositions(d_model=6)
     added = positions.add_to(torch.zeros(1, 50, 6), torch.arange(50))

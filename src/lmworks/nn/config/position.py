@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from lmworks.base.config import Config
+from lmworks.nn.config.number import TokenCount
 from lmworks.nn.config.rope_scaling import NoScalingConfig, RopeScalingConfig
 from lmworks.nn.config.shapes import Shapes
 
@@ -15,7 +16,7 @@ class RopeConfig(Config):
     """Rotary positions (Su et al. 2021, arXiv 2104.09864): queries and keys are turned."""
 
     kind: Literal["rope"] = "rope"
-    theta: Annotated[float, Field(gt=1)] = 10000.0
+    theta: Annotated[float, Field(gt=1, le=1e15)] = 10000.0
     """Base of the wavelengths 2 pi theta^(2i / rotary_dim), in tokens."""
     pairing: Pairing = "half"
     """half: element i turns with i + rotary_dim / 2 (Llama, Qwen); interleaved: 2i with 2i + 1
@@ -68,7 +69,7 @@ class T5Config(Config):
     kind: Literal["t5"] = "t5"
     num_buckets: Annotated[int, Field(ge=2)] = 32
     """Half for distances 0, 1, 2..., half for ranges that widen logarithmically."""
-    max_distance: PositiveInt = 128
+    max_distance: TokenCount = 128
     """From this distance on, in tokens, all share the last bucket."""
 
     @model_validator(mode="after")

@@ -9,13 +9,15 @@ tokens, their wavelength: short ones tell neighbours apart, long ones tell far f
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from lmworks.base.config import Config
-from lmworks.nn.config.number import NonNegativeFloat
+from lmworks.nn.config.number import NonNegativeFloat, TokenCount
 
-Factor = Annotated[float, Field(ge=1)]
+Factor = Annotated[float, Field(ge=1, le=1e9)]
 """How many times longer than in training the context is to be."""
+Turns = Annotated[float, Field(ge=1e-3, le=1e6)]
+"""Turns of a pair within the trained context."""
 
 
 def plain_frequencies(theta: float, rotary_dim: int) -> list[float]:
@@ -80,11 +82,11 @@ class YarnScalingConfig(Config):
 
     kind: Literal["yarn"] = "yarn"
     factor: Factor
-    original_max_seq_len: PositiveInt
+    original_max_seq_len: TokenCount
     """Context of training before the extension, in tokens."""
-    beta_fast: PositiveFloat = 32.0
+    beta_fast: Turns = 32.0
     """Pairs with at least so many turns in the trained context keep their frequency."""
-    beta_slow: PositiveFloat = 1.0
+    beta_slow: Turns = 1.0
     """Pairs with at most so many are divided by `factor`."""
     attention_factor: NonNegativeFloat = 0.0
     """Factor of turned queries and keys; 0 is the paper's 0.1 ln(factor) + 1. DeepSeek has 1 here
@@ -139,7 +141,7 @@ class Llama3ScalingConfig(Config):
     """Pairs with fewer turns than this in the trained context are divided by `factor`."""
     high_freq_factor: PositiveFloat = 4.0
     """Pairs with more turns than this keep their frequency."""
-    original_max_seq_len: PositiveInt = 8192
+    original_max_seq_len: TokenCount = 8192
     """Context of training before the extension, in tokens."""
 
     @property
