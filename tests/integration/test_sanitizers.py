@@ -26,6 +26,7 @@ SOURCES = {
         "text/utf8_encode.cpp",
         "text/word_ranges.cpp",
     ],
+    "text_vocabulary_test": ["text/rank_file.cpp", "text/vocabulary.cpp"],
 }
 # Compiled once per instruction set, as in CMakeLists.txt.
 ISA_SOURCE = "text/isa/char_masks.cpp"

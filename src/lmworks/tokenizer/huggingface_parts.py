@@ -1,4 +1,4 @@
-"""The parts of a Hugging Face tokenizer.json around the model, read and written; checks of the model.
+"""Parts of a Hugging Face tokenizer.json around the model, read and written; checks of the model.
 
 Normalizer, pre-tokenizer (huggingface_pieces.py), post-processor and decoder are each null, one
 component or a Sequence of them. What would not give exactly the ids of `tokenizers` is refused by
