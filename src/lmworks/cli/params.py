@@ -3,8 +3,9 @@
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmworks.base.config import load
@@ -12,9 +13,10 @@ from lmworks.base.errors import ConfigError
 from lmworks.cli.parser import make_parser
 from lmworks.models.config import ModelConfig
 from lmworks.models.presets import PRESET_NAMES
-from lmworks.nn.config import FeedForwardConfig
+from lmworks.nn.config import AnyAttentionConfig, FeedForwardConfig
 from lmworks.plan.hardware import Hardware, Precision
 from lmworks.plan.memory import OptimizerKind, readable_bytes, training_bytes
+from lmworks.plan.shape_advisor import shape_advice
 from lmworks.plan.time import TOKENS_PER_PARAM, readable_time, training_time_s
 
 DEFAULT_MFU = 0.25
@@ -175,12 +177,14 @@ def _figures(job: Job, hardware: Hardware, mfu: float) -> dict[str, object]:
             context, training=True, causal=True
         ),
         "kv_cache_bytes_per_token_bf16": model.kv_cache_bytes_per_token(2),
+        "kv_cache_bytes_full_bf16": model.kv_cache_bytes(model.max_seq_len, 2),
         "micro_batch_size": job.micro_batch_size,
         "training_bytes": {p: _memory(job, p) for p in PRECISIONS},
         "num_tokens": job.num_tokens,
         "peak_flops_per_s": hardware.peak_flops_per_s,
         "mfu": mfu,
         "training_time_s": {p: _time_s(job, hardware, p, mfu) for p in PRECISIONS},
+        "advice": [asdict(advice) for advice in shape_advice(model, context_length=context)],
     }
 
 
@@ -195,6 +199,13 @@ def _print_tables(job: Job, hardware: Hardware, mfu: float) -> None:
         ("time on this machine", _time_rows(job, hardware, mfu)),
     ]:
         console.print(_table(title, rows))
+    for advice in shape_advice(job.model, context_length=job.context_length):
+        console.print(
+            f"[yellow]shape:[/] [bold]{advice.setting}[/] is {advice.found}, known to be good: "
+            f"{advice.good}\n  {advice.reason} [dim]({advice.source})[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> object:
@@ -210,24 +221,53 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> object:
 
 
 def _param_rows(model: ModelConfig) -> list[tuple[str, str, str]]:
-    attention, mlp, d = model.attention, model.mlp, model.d_model
-    heads = f"({attention.d_query:,} + {attention.d_kv:,})"
-    biases = " + biases" if model.use_bias else ""
+    d, layers = model.d_model, model.layer_counts()
+    has_biases = model.use_bias or any(
+        kind.attention.kind == "gqa" and kind.attention.qkv_bias for kind, _ in layers
+    )
     formulas = {
         "embedding": f"vocab_size x d_model = {model.vocab_size:,} x {d:,}",
-        "position": "max_seq_len x d_model" if model.position.kind == "learned" else "no weights",
-        "attention": f"{model.num_layers} layers x 2 x {d:,} x {heads}{biases}",
-        "mlp": f"{model.num_layers} layers x {_mlp_formula(mlp, d)}{biases}",
+        "position": _position_formula(model),
+        "attention": _by_kind([(_attention_formula(kind.attention, d), n) for kind, n in layers])
+        + (" + biases" if has_biases else ""),
+        "mlp": _by_kind([(_mlp_formula(kind.mlp, d), n) for kind, n in layers])
+        + (" + biases" if model.use_bias else ""),
         "norms": f"{model.norm.kind}, {model.norm_position}",
         "head": "is the embedding" if model.tie_embeddings else "vocab_size x d_model",
         "mtp": f"{model.mtp.kind}, {model.mtp.depth} x a block and what joins it",
     }
     rows = [(part, f"{n:,}", formulas[part]) for part, n in model.param_counts().items()]
     total, active = model.num_params(), model.num_active_params()
-    rows.append(("total", f"{total:,}", _readable_count(total)))
-    if active != total:
-        rows.append(("active", f"{active:,}", f"{_readable_count(active)} that one token uses"))
-    return rows
+    return [
+        *rows,
+        ("total", f"{total:,}", _readable_count(total)),
+        ("active", f"{active:,}", f"{_readable_count(active)} that one token uses"),
+    ]
+
+
+def _by_kind(formulas: list[tuple[str, int]]) -> str:
+    """What each layer has, with the layers of equal kinds counted together."""
+    counts: Counter[str] = Counter()
+    for formula, count in formulas:
+        counts[formula] += count
+    return " + ".join(
+        f"{count} layer{'s' if count > 1 else ''} x {formula}" for formula, count in counts.items()
+    )
+
+
+def _position_formula(model: ModelConfig) -> str:
+    if model.position.kind == "learned":
+        return "max_seq_len x d_model"
+    return "num_buckets x num_heads" if model.t5_tables() else "no weights"
+
+
+def _attention_formula(attention: AnyAttentionConfig, d_model: int) -> str:
+    """Elements of the matrices of one layer."""
+    if attention.kind == "mla":
+        ranks = f"q {attention.q_rank:,}, kv {attention.kv_rank:,}"
+        heads = f"{attention.num_heads} heads of {attention.nope_dim} + {attention.rope_dim}"
+        return f"latents of {ranks} for {heads}"
+    return f"2 x {d_model:,} x ({attention.d_query:,} + {attention.d_kv:,})"
 
 
 def _mlp_formula(mlp: FeedForwardConfig, d_model: int) -> str:
@@ -243,8 +283,8 @@ def _flops_rows(job: Job) -> list[tuple[str, str, str]]:
     model, context = job.model, job.context_length
     formulas = {
         "attention projections": "2 per weight",
-        "attention scores and values": "4 x layers x context x d_query",
-        "mlp": "2 per weight",
+        "attention scores and values": "4 x layers x keys that the last token sees x d_query",
+        "mlp": "2 per weight that a token uses",
         "head": "2 vocab_size d_model",
         "multi-token prediction": f"training only: {model.mtp.depth} blocks and heads",
     }
@@ -274,11 +314,12 @@ def _memory_rows(job: Job) -> list[tuple[str, str, str]]:
     rows += [(part, _pair(fp32[part], bf16[part]), notes[part]) for part in fp32]
     cache = job.model.kv_cache_bytes_per_token(4), job.model.kv_cache_bytes_per_token(2)
     full = job.model.max_seq_len
+    full_cache = job.model.kv_cache_bytes(full, 4), job.model.kv_cache_bytes(full, 2)
     return [
         *rows,
         ("training", _pair(sum(fp32.values()), sum(bf16.values())), "sum"),
-        ("KV cache per token", _pair(*cache), "2 x layers x d_kv elements"),
-        ("KV cache, full", _pair(cache[0] * full, cache[1] * full), f"{full:,} tokens"),
+        ("KV cache per token", _pair(*cache), "keys and values of all layers"),
+        ("KV cache, full", _pair(*full_cache), f"{full:,} tokens, or what a window sees of them"),
     ]
 
 

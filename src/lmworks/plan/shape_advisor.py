@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmworks.models.config import LayerConfig, ModelConfig
-from lmworks.nn.config import AttentionConfig, MLPConfig, MoEConfig
+from lmworks.nn.config import AnyAttentionConfig, MLPConfig, MoEConfig
 
 
 class Range(NamedTuple):
@@ -241,11 +241,17 @@ def _layer_advice(layer: LayerConfig, d_model: int, context_length: int) -> Iter
         yield from _mlp_advice(layer.mlp, d_model)
 
 
-def _attention_advice(attention: AttentionConfig, context_length: int) -> Iterator[Advice | None]:
+def _attention_advice(
+    attention: AnyAttentionConfig, context_length: int
+) -> Iterator[Advice | None]:
     yield head_size(attention.head_dim)
-    yield kv_groups(attention.num_heads, attention.num_kv_heads)
     yield tiles("attention.num_heads x head_dim", attention.d_query)
-    yield tiles("attention.num_kv_heads x head_dim", attention.d_kv)
+    if attention.kind == "mla":
+        yield tiles("attention.q_rank", attention.q_rank)
+        yield tiles("attention.kv_rank", attention.kv_rank)
+    else:
+        yield kv_groups(attention.num_heads, attention.num_kv_heads)
+        yield tiles("attention.num_kv_heads x head_dim", attention.d_kv)
     mask = attention.mask
     if mask.reach is not None:
         visible = mask.max_visible(context_length)

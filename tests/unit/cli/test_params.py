@@ -55,6 +55,48 @@ def test_tables_name_every_part(capsys, monkeypatch):
         assert part in text
 
 
+def test_layers_of_several_kinds_are_told_apart_and_equal_ones_counted_together(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(["deepseek-moe-16b", *FAST]) == 0
+    text = capsys.readouterr().out
+    for part in [
+        "28 layers x 2 x 2,048 x (2,048 + 2,048)",
+        "1 layer x 3 x 2,048 x 10,944 + 27 layers x (64 + 2) experts x 3 x 2,048 x 1,408 + router",
+        "16,375,728,128",
+        "2.83 B that one token uses",
+    ]:
+        assert part in text
+
+
+def test_latent_attention_is_described(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(["deepseek-v3", "--context", "4096", *FAST]) == 0
+    text = capsys.readouterr().out
+    assert "61 layers x latents of q 1,536, kv 512 for 128 heads of 128 + 64" in text
+    assert "37.55 B that one token uses" in text
+
+
+def test_windows_bound_the_full_cache(capsys):
+    found = figures(capsys, "gemma3-270m")
+    per_token, full = found["kv_cache_bytes_per_token_bf16"], found["kv_cache_bytes_full_bf16"]
+    # 3 of 18 layers see all 32,768 tokens, the others 512 and some to spare.
+    assert 3 / 18 * per_token * 32768 < full < 3.5 / 18 * per_token * 32768
+
+
+def test_odd_shapes_are_pointed_out_with_reason_and_source(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    argv = ["tiny", "attention.num_heads=8"]
+    assert [item["setting"] for item in figures(capsys, *argv)["advice"]] == ["attention.head_dim"]
+    assert figures(capsys, "tiny")["advice"] == []
+    assert main([*argv, *FAST]) == 0
+    text = capsys.readouterr().out
+    assert "shape: attention.head_dim is 32, known to be good: 64 to 256" in text
+    assert "low-rank bottleneck" in text
+    assert "2002.07028" in text
+
+
 def test_multi_token_prediction_is_counted_where_it_is_trained(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     mtp = ["tiny", "mtp.kind=sequential", "mtp.depth=2"]

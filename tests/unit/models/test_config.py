@@ -56,6 +56,17 @@ def test_grouped_queries_shrink_the_cache_only_by_their_heads():
     assert config.kv_cache_bytes_per_token(4) == 2 * 30 * 3 * 64 * 4
 
 
+def test_the_cache_that_is_planned_is_the_real_one():
+    kinds = {"local": {"attention": {"mask": {"kind": "window", "size": 8}}}, "global": {}}
+    config = ModelConfig.model_validate(
+        ModelConfig.preset_values("tiny")
+        | {"num_layers": 3, "layer_kinds": kinds, "layer_pattern": [*kinds]}
+    )
+    cache = Decoder(config).new_cache(2)
+    assert cache.size_bytes == 2 * config.kv_cache_bytes(256, 4)
+    assert cache.size_bytes < 2 * 256 * config.kv_cache_bytes_per_token(4)
+
+
 @st.composite
 def config_values(draw) -> dict:
     num_kv_heads = draw(st.sampled_from([1, 2, 3]))

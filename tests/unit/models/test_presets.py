@@ -14,6 +14,7 @@ import torch
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
 from lmworks.models.presets import PRESET_NAMES
+from lmworks.nn.config import yarn_mscale
 
 OWN = {
     "tiny": 4_262_144,
@@ -81,6 +82,9 @@ SPARSE = {
     # Not in transformers; per layer 4 x 2048^2 and 3 x 2048 x 10944 in the first, then per layer
     # 66 experts of 3 x 2048 x 1408 and 64 x 2048, of which 58 experts idle; 57 x 2048 of norms.
     "deepseek-moe-16b": (16_375_728_128, 2_828_650_496),
+    "deepseek-v2-lite": (15_706_484_224, 2_661_150_208),
+    "deepseek-v2": (235_741_434_880, 21_375_800_320),
+    "deepseek-v3": (671_026_404_352, 37_552_282_624),
 }
 
 
@@ -103,14 +107,19 @@ def test_every_preset_is_counted():
 @pytest.mark.parametrize("preset", PRESET_NAMES)
 def test_preset_shapes_add_up_to_its_count(preset):
     config = ModelConfig.preset(preset)
-    assert sum(map(math.prod, config.weight_shapes().values())) == config.num_params()
+    shapes = config.weight_shapes().items()
+    # The one thing in a checkpoint that is no parameter: what the balance moves, not a gradient.
+    trained = [shape for name, shape in shapes if not name.endswith("mlp.router.bias")]
+    assert sum(map(math.prod, trained)) == config.num_params()
 
 
-def test_the_largest_models_are_built_on_the_meta_device_in_seconds():
+@pytest.mark.parametrize("preset", ["llama3.1-405b", "deepseek-v3"])
+def test_the_largest_models_are_built_on_the_meta_device_in_seconds(preset):
+    config = ModelConfig.preset(preset)
     start_s = time.process_time()
     with torch.device("meta"):
-        model = Decoder(ModelConfig.preset("llama3.1-405b"))
-    assert sum(p.numel() for p in model.parameters()) == PUBLISHED["llama3.1-405b"]
+        model = Decoder(config)
+    assert sum(p.numel() for p in model.parameters()) == config.num_params()
     assert time.process_time() - start_s < 5
 
 
@@ -121,6 +130,16 @@ def test_gemma_3_windows_five_layers_of_six_and_turns_them_by_their_own_theta():
     ]
     local, whole = ("window", 1e4, "none"), ("full", 1e6, "linear")
     assert kinds == [whole if i % 6 == 5 else local for i in range(34)]
+
+
+@pytest.mark.parametrize(
+    ("preset", "mscale"),
+    [("deepseek-v2-lite", 0.707), ("deepseek-v2", 0.707), ("deepseek-v3", 1.0)],
+)
+def test_deepseek_scales_its_scores_by_yarns_factor_squared(preset, mscale):
+    config = ModelConfig.preset(preset)
+    assert config.position.scaling.rotation_scale == 1.0
+    assert config.attention.scale == pytest.approx(yarn_mscale(40.0, mscale) ** 2 / 192**0.5)
 
 
 def test_demo_preset_is_small_enough_to_learn_in_minutes():
