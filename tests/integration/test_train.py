@@ -113,6 +113,19 @@ def test_shipped_recipes_dry_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "no text in"), (b"text \xff", "not UTF-8: byte 5")]
+)
+def test_a_dry_run_reads_the_beginning_of_the_text(
+    data: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(data)
+    argv = [f"data.files=[{text}]", "--run", str(tmp_path / "run"), "--dry-run"]
+    assert main(["train", str(RECIPES / "tiny_cpu.yaml"), *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_gpt2_small_dry_runs_on_packed_shards(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

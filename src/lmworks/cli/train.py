@@ -33,12 +33,12 @@ def main(argv: list[str]) -> int:
     if args.print_config:
         print(to_yaml(loaded.config), end="")
         return 0
-    from lmworks.train.prepare import check_folder, check_inputs, prepare
+    from lmworks.train.prepare import check_folder, check_inputs, describe_text, prepare
 
     if args.dry_run:
         check_inputs(loaded)
         check_folder(run, overwrite=args.overwrite)
-        _print_plan(loaded, run)
+        _print_plan(loaded, run, describe_text(loaded.config))
         return 0
     prepare(run, loaded, overwrite=args.overwrite, say=print)
     return _train(run, None)
@@ -93,13 +93,15 @@ def sample(model: "Decoder", tokenizer: "Tokenizer", config: "SampleConfig") -> 
     ]
 
 
-def _print_plan(loaded: Loaded[Recipe], run: RunFolder) -> None:
+def _print_plan(loaded: Loaded[Recipe], run: RunFolder, text: str | None = None) -> None:
     recipe = loaded.config
     train = recipe.train
     flops = recipe.model.flops_per_token(train.context_length, training=True)
     tokens = train.total_steps * train.tokens_per_step
     print(f"recipe {recipe.name}: everything fits together (dry run, nothing written)")
     print(f"  run folder   {run.path}")
+    if text is not None:
+        print(f"  text         {text}")
     print(f"  parameters   {recipe.model.num_params():,}")
     print(f"  steps        {train.total_steps:,} of {train.tokens_per_step:,} tokens")
     print(f"  tokens       {tokens:,}")

@@ -38,9 +38,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Int
-from pydantic import Field
 
-from lmworks.base.config import Config
 from lmworks.base.errors import CheckpointError, ConfigError, DataError
 from lmworks.data.shard import ShardSet
 
@@ -53,20 +51,6 @@ _ROUNDS = 4
 _U64 = np.uint64
 
 Array = npt.NDArray[Any]
-
-
-class LoaderConfig(Config):
-    """Settings of `Loader`: `Loader(shards, **config.model_dump())`."""
-
-    batch_size: int = Field(16, ge=1)
-    """Windows per step, over all ranks together."""
-    context_length: int = Field(256, ge=1)
-    """Tokens per window."""
-    seed: int = Field(0, ge=0)
-    """Of the orders shuffled and random."""
-    order: Order = "shuffled"
-    separate_documents: bool = False
-    """Give document ids, so that attention can stay within documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +114,6 @@ class Loader:
         if self.order == "sequential":
             return -(-self.num_windows // self.batch_size)
         return self.num_windows // self.batch_size
-
-    @property
-    def epoch(self) -> float:
-        """How many times the data has been walked so far."""
-        return self.position / self.num_windows
 
     def next_batch(self) -> Batch:
         """The next batch; costs a few tens of microseconds plus the reading of the tokens.

@@ -14,6 +14,7 @@ base/sources.py. Documents without any text are skipped. Whatever is wrong with 
 unreadable, not UTF-8, bad JSON, no such field) is a DataError that names the place.
 """
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -135,6 +136,48 @@ class DocumentReader:
         if source.form == "text":
             return _text_documents(source.name, blocks)
         return _json_documents(source.name, split_lines(source.name, blocks), self.text_field)
+
+
+def first_text(inputs: Sequence[str | Path], *, text_field: str = "text") -> str:
+    """The beginning of the first text, after opening every file and reading a little of each.
+
+    Raises:
+        DataError: a file cannot be read, does not begin with text, or none holds any text.
+    """
+    found = ""
+    sources = DocumentReader(inputs, text_field=text_field).sources
+    for source in sources:
+        with source.open() as raw:
+            beginning = _beginning(source, raw, text_field)
+        found = found or beginning
+    if not found:
+        raise DataError(f"no text in {', '.join(source.name for source in sources[:4])}")
+    return found
+
+
+def _beginning(source: Source, raw: IO[bytes], field: str) -> str:
+    """Of the first text that is not blank; "" when there is none."""
+    if source.form == "parquet":
+        rows = ParquetTexts(source.name, raw, field, is_remote=source.remote is not None)
+        return next((text for _, text in rows if text and not text.isspace()), "")
+    is_remote = source.remote is not None
+    blocks = read_blocks(source.name, raw, source.compression, is_remote=is_remote)
+    if source.form == "jsonl":
+        lines = split_lines(source.name, blocks)
+        documents = _json_documents(source.name, lines, field)
+        return next((d.text for d in documents if d.text and not d.text.isspace()), "")
+    offset, decoder = 0, codecs.getincrementaldecoder("utf-8")()
+    for block in blocks:
+        try:
+            text = decoder.decode(block)
+        except UnicodeDecodeError:
+            decode(block, name=source.name, line=1, offset=offset)  # tells the place
+            raise
+        text = text.removeprefix("\ufeff").replace(SEPARATOR, "")
+        if text and not text.isspace():
+            return text
+        offset += len(block)
+    return ""
 
 
 def list_files(inputs: Sequence[str | Path]) -> list[Path]:

@@ -19,7 +19,7 @@ from lmworks.base.errors import CheckpointError, ConfigError
 from lmworks.base.storage import remove_parts, sha256_file, write_json, write_text
 from lmworks.data.loader import Loader
 from lmworks.data.pack import pack
-from lmworks.data.read import DocumentReader, list_files
+from lmworks.data.read import DocumentReader, first_text, list_files
 from lmworks.data.shard import open_shards, read_manifest
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import recipe as recipes
@@ -32,6 +32,7 @@ from lmworks.train.recipe import FileTokenizer, Recipe, ShardData, TextData, che
 from lmworks.train.run_folder import RunFolder
 
 Say = Callable[[str], None]
+_SHOWN_CHARS = 4096
 
 
 def prepare(run: RunFolder, loaded: Loaded[Recipe], *, overwrite: bool, say: Say) -> Recipe:
@@ -109,6 +110,24 @@ def check_inputs(loaded: Loaded[Recipe]) -> None:
         if isinstance(recipe.data, ShardData):
             for folder in (recipe.data.train, recipe.data.val):
                 _check_fingerprint(Path(folder), tokenizer)
+
+
+def describe_text(recipe: Recipe) -> str | None:
+    """A line about the beginning of the recipe's text; None when it trains on shards.
+
+    Raises:
+        DataError: a text file cannot be read or holds something else, or there is no text at all.
+    """
+    if not isinstance(recipe.data, TextData):
+        return None
+    files = list_files(recipe.data.files)
+    begin = first_text(files)[:_SHOWN_CHARS]
+    line = f"{len(files)} files, beginning with {begin[:40]!r}"
+    if isinstance(recipe.tokenizer, FileTokenizer):
+        tokenizer = tokenizers.load(recipe.tokenizer.path)
+        num_tokens = len(tokenizer.encode(begin, disallowed_special=()))
+        line += f" ({num_tokens:,} tokens of {len(begin):,} characters)"
+    return line
 
 
 def check_folder(run: RunFolder, *, overwrite: bool) -> None:

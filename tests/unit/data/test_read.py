@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmworks.base.errors import ConfigError, DataError
-from lmworks.data.read import DocumentReader
+from lmworks.data.read import DocumentReader, first_text
 
 LINES = b'{"text": "one"}\n{"text": "two\\n"}\n'
 
@@ -224,3 +224,30 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(read, "_BLOCK_BYTES", 100)
     with pytest.raises(DataError, match="a line of more than 1,000 bytes"):
         texts(write(tmp_path / "a.txt", "x" * 2000))
+
+
+def test_the_first_text_is_found_without_reading_all(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "\n<|endoftext|>\n \n")
+    write(tmp_path / "b.txt", " one" + " more" * 200_000)
+    write(tmp_path / "c.jsonl", '{"text": ""}\n{"text": "two"}\n')
+    assert first_text([tmp_path / "c.jsonl"]) == "two"
+    begin = first_text([tmp_path])
+    assert begin.startswith(" one more")
+    assert len(begin) < 500_000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b" \n", "no text in .*a.txt"),
+        ("a.txt", b"text \xff", "not UTF-8: byte 5"),
+        ("a.txt.gz", b"text", "cannot be read to its end"),
+        ("a.jsonl", b"text", "not valid JSON"),
+        ("a.jsonl", b"", "no text in"),
+    ],
+)
+def test_files_that_do_not_begin_with_text_are_refused(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        first_text([write(tmp_path / name, data)])
