@@ -115,13 +115,15 @@ def checkpoint_folder(path: str | Path) -> Path:
     if not checkpoints.is_dir():
         return path
     pointer = checkpoints / LATEST_FILE
+    name = ""
     if pointer.is_file():
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if name:
         folder = checkpoints / name
-        if not name or Path(name).name != name or not folder.is_dir():
+        if Path(name).name != name or not folder.is_dir():
             raise CheckpointError(f"{pointer}: names {name!r}, which is not in {checkpoints}")
         return folder
-    # A kill may come between the first checkpoint and its pointer.
+    # A kill may come between the first checkpoint and its pointer; a crash may leave that empty.
     found = [p for p in checkpoints.iterdir() if re.fullmatch(r"step-\d+", p.name)]
     if not found:
         raise CheckpointError(f"{path}: the run has no checkpoint yet")

@@ -22,6 +22,7 @@ from lmworks.base.errors import CheckpointError, ConfigError, StorageError
 
 RECIPE_FILE = "recipe.yaml"
 ENVIRONMENT_FILE = "environment.json"
+LOCK_FILE = ".lock"
 
 
 class RunFolder:
@@ -52,10 +53,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes to the run; the lock goes when the process does."""
+        """Be the only process that writes to the run; the lock goes when the process does.
+
+        A folder that was made for the lock and is still empty when the work fails goes too.
+        """
+        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = (self.path / ".lock").open("a+")
+            handle = (self.path / LOCK_FILE).open("a+")
         except OSError as err:
             raise StorageError(
                 f"{self.path}: no run folder can be written there ({err.strerror}); "
@@ -73,4 +78,17 @@ class RunFolder:
             handle.truncate(0)
             handle.write(str(os.getpid()))
             handle.flush()
-            yield
+            try:
+                yield
+            except BaseException:
+                self._remove_if_empty(made)
+                raise
+
+    def _remove_if_empty(self, made: list[Path]) -> None:
+        """Remove these folders, the innermost first, if they hold nothing but the lock."""
+        if not made or [p.name for p in self.path.iterdir()] != [LOCK_FILE]:
+            return
+        with contextlib.suppress(OSError):  # another process may have put something there
+            (self.path / LOCK_FILE).unlink()
+            for folder in made:
+                folder.rmdir()

@@ -138,7 +138,16 @@ def test_run_folder_means_its_latest_checkpoint(tmp_path, folder):
     assert checkpoint_folder(folder) == folder
 
 
-@pytest.mark.parametrize("pointer", ["step-7", "", "../../model", "/etc"])
+@pytest.mark.parametrize("pointer", ["", "\n"])
+def test_an_empty_pointer_means_the_newest_checkpoint(tmp_path, pointer):
+    run = tmp_path / "run"
+    for name in ["step-9", "step-10"]:
+        (run / "checkpoints" / name).mkdir(parents=True)
+    (run / "checkpoints" / "latest").write_text(pointer)
+    assert checkpoint_folder(run).name == "step-10"
+
+
+@pytest.mark.parametrize("pointer", ["step-7", "../../model", "/etc"])
 def test_pointer_to_no_checkpoint_is_refused(tmp_path, folder, pointer):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "latest").write_text(pointer)
