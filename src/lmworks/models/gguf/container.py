@@ -2,7 +2,7 @@
 
     with open_gguf("model.gguf") as file:
         info = file.tensors["token_embd.weight"]
-        blocks = file.blocks(info)                     # uint8 (blocks, block_bytes), not copied
+        blocks = file.read(info, 0, 10)                  # uint8 (blocks, block_bytes)
 
 After the key-value pairs (lmworks.tokenizer.gguf_metadata) come, for each tensor, its name, a
 uint32 number of dims, the dims as uint64 with the fastest first, a uint32 type and the uint64
@@ -12,12 +12,12 @@ A model may be split over files NAME-00001-of-000NN.gguf; opening the first open
 """
 
 import mmap
+import os
 import re
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,20 @@ class TensorInfo(NamedTuple):
 
 
 class GgufFile:
-    """Pairs and tensors of a GGUF file, or of all parts of a split one, mapped into memory."""
+    """Pairs and tensors of an opened GGUF file, or of all parts of a split one."""
 
-    def __init__(self, path: Path, pairs: dict[str, Value], tensors: dict[str, TensorInfo]) -> None:
+    def __init__(
+        self,
+        paths: list[Path],
+        files: list[BinaryIO],
+        pairs: dict[str, Value],
+        tensors: dict[str, TensorInfo],
+    ) -> None:
         """Made by `open_gguf`."""
-        self.path = path
+        self.path = paths[0]
         self.pairs = pairs
         self.tensors = tensors
-        self._maps: list[mmap.mmap] = []
+        self._files = files
 
     def __enter__(self) -> "GgufFile":
         return self
@@ -68,31 +74,43 @@ class GgufFile:
         err: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Arrays that are still in use keep their file mapped; the last one unmaps it.
-        self._maps.clear()
+        self.close()
 
-    @property
-    def size_bytes(self) -> int:
-        """Of all parts together."""
-        return sum(map(len, self._maps))
+    def close(self) -> None:
+        """Close the files; what was read or mapped stays."""
+        for file in self._files:
+            file.close()
 
-    def blocks(self, info: TensorInfo) -> NDArray[np.uint8]:
-        """The tensor's blocks, (blocks, block_bytes), read from the file when they are used."""
-        flat = np.frombuffer(
-            self._maps[info.part], np.uint8, count=info.size_bytes, offset=info.offset
+    def read(self, info: TensorInfo, first: int, stop: int) -> NDArray[np.uint8]:
+        """Some of the tensor's blocks, copied: (stop - first, block_bytes).
+
+        Raises:
+            DataError: the file became shorter since it was opened.
+        """
+        size = info.kind.block_bytes
+        out = np.empty((stop - first, size), np.uint8)
+        left, offset = out.reshape(-1), info.offset + first * size
+        while left.size:
+            num_read = os.preadv(self._files[info.part].fileno(), [left.data], offset)
+            if not num_read:
+                raise DataError(f"{self.path}: the file became shorter while it was read")
+            left, offset = left[num_read:], offset + num_read
+        return out
+
+    def map(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """All of the tensor's blocks without a copy: (blocks, block_bytes), read when used.
+
+        Good for as long as nobody shortens the file: the system then kills who reads on.
+        """
+        page_offset = info.offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(
+            self._files[info.part].fileno(),
+            info.size_bytes + page_offset,
+            access=mmap.ACCESS_READ,
+            offset=info.offset - page_offset,
         )
+        flat = np.frombuffer(mapped, np.uint8, count=info.size_bytes, offset=page_offset)
         return flat.reshape(-1, info.kind.block_bytes)
-
-    def release(self, info: TensorInfo) -> None:
-        """Take the tensor's pages out of this process's memory; they stay in the system's cache."""
-        page = mmap.PAGESIZE
-        start = info.offset // page * page
-        self._maps[info.part].madvise(
-            mmap.MADV_DONTNEED, start, info.offset + info.size_bytes - start
-        )
-
-    def _add(self, file_map: mmap.mmap) -> None:
-        self._maps.append(file_map)
 
 
 def open_gguf(path: str | Path) -> GgufFile:
@@ -121,10 +139,19 @@ def open_gguf(path: str | Path) -> GgufFile:
     wanted = pairs.get("split.tensors.count", len(tensors))
     if len(files) > 1 and wanted != len(tensors):
         raise CheckpointError(f"{path}: the parts hold {len(tensors)} of {wanted!r:.60} tensors")
-    opened = GgufFile(path, pairs, tensors)
-    for file, found in zip(files, infos_of, strict=True):
-        opened._add(_map(file, found))
-    return opened
+    return GgufFile(files, _open(files), pairs, tensors)
+
+
+def _open(paths: list[Path]) -> list[BinaryIO]:
+    files: list[BinaryIO] = []
+    try:
+        for path in paths:
+            files.append(path.open("rb", buffering=0))
+    except OSError as err:
+        for file in files:
+            file.close()
+        raise DataError(f"{path}: cannot be read ({err.strerror})") from None
+    return files
 
 
 # ---- one file ----
@@ -217,19 +244,6 @@ def _check_places(
             raise CheckpointError(
                 f"{path}: tensors {before.name!r:.80} and {after.name!r:.80} overlap"
             )
-
-
-def _map(path: Path, infos: list[TensorInfo]) -> mmap.mmap:
-    """The file mapped for reading; it may have changed since its list was read."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("rb"))
-            file_map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as err:
-            raise DataError(f"{path}: cannot be read ({err})") from None
-    if any(info.offset + info.size_bytes > len(file_map) for info in infos):
-        raise DataError(f"{path}: the file became shorter while it was read")
-    return file_map
 
 
 # ---- split models ----

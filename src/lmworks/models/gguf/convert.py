@@ -54,21 +54,24 @@ def quantize(values_NE: F32Array, kind: TensorType) -> U8Array:
     return _WRITE[kind.name](values_NE)
 
 
-def dequantize_into(blocks_NB: U8Array, kind: TensorType, out: Tensor) -> None:
-    """Fill `out`, contiguous and of any float dtype, from the blocks of a whole tensor."""
+def dequantize_into(
+    read: Callable[[int, int], U8Array], kind: TensorType, out: Tensor, *, first: int = 0
+) -> None:
+    """Fill `out`, contiguous and of any float dtype, from block `first` on.
+
+    `read(start, stop)` gives blocks; it is asked for a piece at a time.
+    """
     flat = out.view(-1)
-    step = max(1, _PIECE_ELEMENTS // kind.num_elements)
-    for start in range(0, len(blocks_NB), step):
-        values = dequantize(blocks_NB[start : start + step], kind)
-        if not values.flags.writeable:
-            values = values.copy()  # bytes of the file itself, which torch does not take
-        first = start * kind.num_elements
-        flat[first : first + values.size] = torch.from_numpy(values.reshape(-1))
+    for start in range(0, len(flat), _PIECE_ELEMENTS):
+        piece = flat[start : start + _PIECE_ELEMENTS]
+        block = first + start // kind.num_elements
+        values = dequantize(read(block, block + len(piece) // kind.num_elements), kind)
+        piece.copy_(torch.from_numpy(values.reshape(-1)))
 
 
-def quantized_pieces(weight: Tensor, kind: TensorType) -> Iterator[U8Array]:
-    """The blocks of a tensor, piece after piece; its last dim must be whole blocks."""
+def pieces_of(weight: Tensor) -> Iterator[F32Array]:
+    """A tensor's numbers in order, in fp32, piece after piece; pieces are whole blocks."""
     flat = weight.detach().reshape(-1)
     for start in range(0, len(flat), _PIECE_ELEMENTS):
-        piece = flat[start : start + _PIECE_ELEMENTS].to("cpu", torch.float32).numpy()
-        yield quantize(piece.reshape(-1, kind.num_elements), kind)
+        piece: F32Array = flat[start : start + _PIECE_ELEMENTS].to("cpu", torch.float32).numpy()
+        yield piece

@@ -1,0 +1,115 @@
+"""Where each of our weights lies in a GGUF file, and what must be done to it on the way.
+
+A place reads its weight from the file's tensors (`load`) and makes the tensors that hold it
+(`store`). Rows are moved before they are decoded, so that quantized tensors come through whole.
+Shapes: H heads, D head_dim, C columns, R rank of a latent, N and V elements of a key without
+position and of a value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lmworks.models.gguf.container import GgufFile
+from lmworks.models.gguf.convert import dequantize_into
+
+Shape = tuple[int, ...]
+
+
+class Place(Protocol):
+    """One weight of ours."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors in the file that hold it, alone or with others."""
+
+    def shape(self, theirs: Mapping[str, Shape]) -> Shape:
+        """The weight's shape as it follows from the file's, right or wrong."""
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        """Fill `out`, contiguous, of that shape and any float dtype."""
+
+    def store(self, weight: Tensor) -> dict[str, Tensor]:
+        """The tensors, or this weight's rows of them."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The same under another name."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def shape(self, theirs: Mapping[str, Shape]) -> Shape:
+        return theirs[self.name]
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        info = file.tensors[self.name]
+        dequantize_into(partial(file.read, info), info.kind, out)
+
+    def store(self, weight: Tensor) -> dict[str, Tensor]:
+        return {self.name: weight}
+
+
+@dataclass(frozen=True)
+class Paired(Plain):
+    """Rows of queries or keys: the file has both elements of a rotated pair side by side, we have
+    element i and i + D/2."""
+
+    num_heads: int
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        info = file.tensors[self.name]
+        half = len(out) // self.num_heads // 2
+        per_head = out[0].numel() * 2 * half // info.kind.num_elements
+        for head, head_out in enumerate(out.view(self.num_heads, -1)):
+            rows = file.read(info, head * per_head, (head + 1) * per_head)
+            pairs = rows.reshape(half, 2, -1).swapaxes(0, 1)
+            halves = pairs.reshape(per_head, info.kind.block_bytes)
+            dequantize_into(lambda start, stop: halves[start:stop], info.kind, head_out)  # noqa: B023
+
+    def store(self, weight: Tensor) -> dict[str, Tensor]:
+        rest = weight.shape[1:]
+        pairs = weight.view(self.num_heads, 2, -1, *rest).transpose(1, 2)
+        return {self.name: pairs.reshape(weight.shape)}
+
+
+@dataclass(frozen=True)
+class Offset(Plain):
+    """A norm's factor, which we store as its offset from one."""
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        # In fp32: a shorter format has more digits left for the offset than for the factor.
+        factor = torch.empty(out.shape)
+        super().load(file, factor)
+        out.copy_(factor - 1)
+
+    def store(self, weight: Tensor) -> dict[str, Tensor]:
+        return {self.name: weight.float() + 1}
+
+
+@dataclass(frozen=True)
+class Rows(Plain):
+    """Some rows of a tensor that holds several weights, one below the other."""
+
+    first: int
+    stop: int
+    total: int
+    """Rows of the whole tensor."""
+
+    def shape(self, theirs: Mapping[str, Shape]) -> Shape:
+        whole = theirs[self.name]
+        # A tensor of other size fails with its own shape in the message.
+        return (self.stop - self.first, *whole[1:]) if whole[0] == self.total else whole
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        info = file.tensors[self.name]
+        per_row = out[0].numel() // info.kind.num_elements
+        dequantize_into(partial(file.read, info), info.kind, out, first=self.first * per_row)
