@@ -11,13 +11,11 @@ import math
 from typing import Literal
 
 from lmworks.models.config import LayerConfig, ModelConfig
-from lmworks.nn.config import MLPConfig, NormConfig
+from lmworks.nn.config import MLPConfig
 from lmworks.plan.hardware import ELEMENT_BYTES, Precision
+from lmworks.plan.layer_memory import attention_bytes, norm_bytes
 
 OptimizerKind = Literal["adamw", "muon", "sgd"]
-
-MAX_WRITTEN_OUT_KEYS = 512
-"""Up to this context ops.attention on a CPU writes bf16 attention out and keeps its weights."""
 
 _FP32_BYTES = 4
 
@@ -84,13 +82,19 @@ def activation_bytes(
     layers = [*config.layer_counts(), (config.last_layer, config.mtp.depth)]
     blocks = [
         (
-            num_tokens * _block_bytes_per_token(config, layer, context_length, precision)
-            + _bias_bytes(layer, context_length, precision),
+            num_tokens * _block_bytes_per_token(config, layer, precision)
+            + attention_bytes(
+                config.norm,
+                layer,
+                num_tokens=num_tokens,
+                context_length=context_length,
+                precision=precision,
+            ),
             count,
         )
         for layer, count in layers
     ]
-    final_norm = _norm_bytes(config.norm, config.d_model, precision) if config.has_final_norm else 0
+    final_norm = norm_bytes(config.norm, config.d_model, precision) if config.has_final_norm else 0
     residual = config.d_model * ELEMENT_BYTES[precision]
     outside = final_norm + config.mtp.depth * (final_norm + _mtp_bytes(config, precision))
     if recomputes:
@@ -110,17 +114,15 @@ def readable_bytes(size_bytes: float) -> str:
     return f"{size_bytes:,.1f} GiB"
 
 
-def _block_bytes_per_token(
-    config: ModelConfig, layer: LayerConfig, context_length: int, precision: Precision
-) -> int:
+def _block_bytes_per_token(config: ModelConfig, layer: LayerConfig, precision: Precision) -> int:
+    """All but attention."""
     num_sublayers = 1 if config.block == "parallel" else 2
     # A norm whose output is added to the residual stream keeps that much less; with "reordered" the
     # next product keeps the residual stream instead, with "double" it reads another norm.
-    norms = _norm_bytes(config.norm, config.d_model, precision)
+    norms = norm_bytes(config.norm, config.d_model, precision)
     if config.norm_position == "double":
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
-    attention = _attention_bytes(config.norm, layer, context_length, precision)
-    return num_sublayers * norms + attention + _mlp_bytes(layer.mlp, precision)
+    return num_sublayers * norms + _mlp_bytes(layer.mlp, precision)
 
 
 def _mtp_bytes(config: ModelConfig, precision: Precision) -> int:
@@ -128,56 +130,7 @@ def _mtp_bytes(config: ModelConfig, precision: Precision) -> int:
     are joined into what its projection keeps."""
     if config.mtp.kind != "sequential":
         return 0
-    return 2 * _norm_bytes(config.norm, config.d_model, precision)
-
-
-def _norm_bytes(norm: NormConfig, dim: int, precision: Precision) -> int:
-    """LayerNorm keeps its input; RMSNorm its fp32 input and the normalised input, which is in fp32
-    too with `unit_offset`. The outputs are the input of the next product, which keeps it."""
-    element_bytes = ELEMENT_BYTES[precision]
-    if norm.kind == "layernorm":
-        return dim * 2 * element_bytes
-    if norm.unit_offset:
-        return dim * (2 * _FP32_BYTES + element_bytes)
-    return dim * (_FP32_BYTES + 2 * element_bytes)
-
-
-def _bias_bytes(layer: LayerConfig, context_length: int, precision: Precision) -> int:
-    """ALiBi's bias, masked, which each layer keeps once for all sequences that are not packed."""
-    if layer.position.kind != "alibi":
-        return 0
-    return layer.attention.num_heads * context_length**2 * ELEMENT_BYTES[precision]
-
-
-def _attention_bytes(
-    norm: NormConfig, layer: LayerConfig, context_length: int, precision: Precision
-) -> int:
-    """Queries, keys, values and output; the attention weights where a kernel holds them."""
-    attention, element_bytes = layer.attention, ELEMENT_BYTES[precision]
-    weights_per_query = attention.num_heads * context_length
-    if attention.logit_softcap:
-        # The scores are computed again; the output is kept as the heads joined.
-        size = (2 * attention.d_query + 2 * attention.d_kv) * element_bytes
-    elif layer.position.kind == "t5":
-        # No fused kernel gives a bias its gradient: queries, keys and values of every head and the
-        # weights are kept, in fp32.
-        size = attention.d_query * (3 * _FP32_BYTES + element_bytes)
-        size += weights_per_query * _FP32_BYTES
-    elif (
-        precision == "bf16"
-        and context_length <= MAX_WRITTEN_OUT_KEYS
-        and layer.position.kind != "alibi"
-    ):
-        size = (2 * attention.d_query + 2 * attention.d_kv + weights_per_query) * element_bytes
-    else:  # fused kernel: its output is kept as it is and as the heads joined
-        size = (3 * attention.d_query + 2 * attention.d_kv) * element_bytes
-        size += attention.num_heads * _FP32_BYTES
-    if attention.qk_norm:
-        num_heads = attention.num_heads + attention.num_kv_heads
-        size += num_heads * _norm_bytes(norm, attention.head_dim, precision)
-        # The norms' outputs are rotated, which keeps the angles only, or used as they are.
-        size -= (attention.d_query + attention.d_kv) * element_bytes
-    return size
+    return 2 * norm_bytes(config.norm, config.d_model, precision)
 
 
 def _mlp_bytes(mlp: MLPConfig, precision: Precision) -> int:

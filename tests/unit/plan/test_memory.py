@@ -6,8 +6,9 @@ import torch
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
 from lmworks.ops.attention.materialized import MAX_KEYS
+from lmworks.ops.attention.sinks import EXTRA_DIMS
+from lmworks.plan.layer_memory import MAX_WRITTEN_OUT_KEYS, SINK_DIMS
 from lmworks.plan.memory import (
-    MAX_WRITTEN_OUT_KEYS,
     activation_bytes,
     num_moments,
     readable_bytes,
@@ -109,6 +110,45 @@ def test_planned_activations_are_what_autograd_keeps(changes, precision):
     assert planned == pytest.approx(saved_bytes(config, dtype, 4, 48), rel=0.05)
 
 
+LATENT = {"kind": "mla", "num_heads": 4, "kv_rank": 24, "nope_dim": 16, "rope_dim": 8, "v_dim": 16}
+WINDOW = {"kind": "window", "size": 40}
+SINK_WINDOW = WINDOW | {"num_sink_tokens": 4}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"qk_norm": True, "qk_norm_scope": "full"},
+        {"logit_softcap": 5.0},
+        {"mask": WINDOW},
+        {"mask": SINK_WINDOW},
+        {"mask": {"kind": "block", "block_size": 16, "num_global_tokens": 3}},
+        {"mask": {"kind": "strided", "stride": 8, "window": 8}},
+        {"mask": WINDOW, "logit_softcap": 5.0},
+        {"mask": SINK_WINDOW, "logit_softcap": 5.0},
+        {"sinks": True},
+        {"sinks": True, "mask": WINDOW},
+        {"sinks": True, "logit_softcap": 5.0},
+        LATENT,
+        LATENT | {"q_rank": 32, "v_dim": 24},
+        LATENT | {"q_rank": 32, "mask": WINDOW},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("length", [100, 600])
+def test_planned_activations_of_attention_are_what_autograd_keeps(attention, length, precision):
+    sizes = {} if "kind" in attention else {"num_heads": 4, "num_kv_heads": 2}
+    changes = {"attention": sizes | attention, "max_seq_len": 600}
+    config = ModelConfig.model_validate(VALUES | changes)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    num_tokens = 2 * length
+    planned = activation_bytes(
+        config, num_tokens=num_tokens, context_length=length, precision=precision
+    )
+    assert planned == pytest.approx(saved_bytes(config, dtype, 2, length), rel=0.05)
+
+
 def test_recomputation_keeps_one_row_per_block_and_one_block():
     config = ModelConfig.preset("gpt2-small")
     sizes = {
@@ -137,3 +177,7 @@ def test_accumulated_gradients_are_fp32():
 
 def test_planned_limit_of_written_out_attention_is_the_kernels():
     assert MAX_WRITTEN_OUT_KEYS == MAX_KEYS
+
+
+def test_planned_growth_of_heads_with_sinks_is_the_kernels():
+    assert SINK_DIMS == EXTRA_DIMS

@@ -13,12 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lmworks.nn.config import MaskConfig
+from lmworks.nn.config.mask import QUERY_BLOCK, query_block_size
 from lmworks.ops.attention import Mask, QueryBlock
-
-QUERY_BLOCK = 128
-"""Queries that are computed together under a short window; their keys are those of the window and
-of the block. Twice as many under a long one, where the products should be large."""
-_LONG_REACH = 512
 
 
 class KeySpan(NamedTuple):
@@ -78,8 +74,8 @@ def layer_mask(mask: MaskConfig, num_queries: int, keys: KeySpan, device: torch.
         queries = torch.arange(first_query, keys.end, device=device)
         return visible(mask, queries, keys.positions(device))
     blocks = []
-    for start in range(first_query, keys.end, _block_size(mask.reach)):
-        end = min(start + _block_size(mask.reach), keys.end)
+    for start in range(first_query, keys.end, query_block_size(mask)):
+        end = min(start + query_block_size(mask), keys.end)
         part = _keys_of_block(mask, start, end, keys)
         queries = torch.arange(start, end, device=device)
         seen = visible(mask, queries, part.positions(device))
@@ -102,8 +98,8 @@ def packed_layer_mask(
     if mask.reach is None or mask.num_first_tokens or num_tokens <= QUERY_BLOCK:
         return rows(everything, everything)
     blocks, keys = [], KeySpan(0, 0, num_tokens)
-    for start in range(0, num_tokens, _block_size(mask.reach)):
-        end = min(start + _block_size(mask.reach), num_tokens)
+    for start in range(0, num_tokens, query_block_size(mask)):
+        end = min(start + query_block_size(mask), num_tokens)
         part = _keys_of_block(mask, start, end, keys)
         seen = rows(slice(start, end), slice(part.start, part.end))
         blocks.append(_query_block(start, end, part, keys, seen))
@@ -129,10 +125,6 @@ def _is_causal(mask: MaskConfig, num_queries: int, keys: KeySpan) -> bool:
         return True
     is_one_window = mask.kind == "window" and keys.start >= keys.end - 1 - mask.reach
     return num_queries == 1 and is_one_window and mask.num_first_tokens == 0
-
-
-def _block_size(reach: int) -> int:
-    return QUERY_BLOCK if reach < _LONG_REACH else 2 * QUERY_BLOCK
 
 
 def _keys_of_block(mask: MaskConfig, first_query: int, end_query: int, keys: KeySpan) -> KeySpan:

@@ -10,6 +10,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lmworks.base.config import Config
 
+QUERY_BLOCK = 128
+"""Fewer queries than these are never split."""
+LONG_REACH = 512
+"""From here on blocks are twice as large."""
 ROLLBACK_TOKENS = 32
 """Tokens that a bounded cache keeps beyond those that the next token sees, so that as many can be
 taken back (a rejected draft)."""
@@ -151,6 +155,25 @@ MaskConfig = Annotated[
     FullMaskConfig | WindowMaskConfig | StridedMaskConfig | BlockMaskConfig,
     Field(discriminator="kind"),
 ]
+
+
+def query_block_size(mask: MaskConfig) -> int:
+    """Queries that are computed together under a mask of bounded reach: with the keys of the window
+    and of the block itself, so more of them under a long window, where products should be large."""
+    return QUERY_BLOCK if mask.reach is None or mask.reach < LONG_REACH else 2 * QUERY_BLOCK
+
+
+def key_blocks(mask: MaskConfig, num_tokens: int) -> list[tuple[int, int]]:
+    """(queries, keys that they read) of each block that T tokens are computed in; one block where
+    nothing would be saved."""
+    if mask.reach is None or num_tokens <= max(mask.reach + 1, QUERY_BLOCK):
+        return [(num_tokens, num_tokens)]
+    size, blocks = query_block_size(mask), []
+    for start in range(0, num_tokens, size):
+        end = min(start + size, num_tokens)
+        first = max(0, start - mask.reach)
+        blocks.append((end - start, end - first + min(mask.num_first_tokens, first)))
+    return blocks
 
 
 def tokens_after_rolling(mask: MaskConfig) -> int | None:

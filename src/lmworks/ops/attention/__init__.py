@@ -24,7 +24,7 @@ from lmworks.ops.attention.blocks import (
     blockwise_attention,
     causal_blocks,
 )
-from lmworks.ops.attention.fused import fused_attention
+from lmworks.ops.attention.fused import fused_attention, with_one_head_dim
 from lmworks.ops.attention.recomputed import Terms, recomputed_attention
 from lmworks.ops.attention.reference import reference_attention
 from lmworks.ops.attention.sinks import blocks_with_sink_key, with_sink_key
@@ -80,25 +80,29 @@ def attention(
             logit_softcap=logit_softcap,
             dropout=dropout,
         )
-    if logit_softcap or (sinks is not None and num_queries <= _FEW_QUERIES and not dropout):
+    is_decoding_with_sinks = sinks is not None and num_queries <= _FEW_QUERIES and not dropout
+    if logit_softcap or is_decoding_with_sinks:
         attend = partial(recomputed_attention, sinks=sinks, terms=Terms(scale, logit_softcap))
         if (mask is None or isinstance(mask, Tensor)) and num_queries > _QUERY_BLOCK:
             mask = causal_blocks(num_queries, num_keys, _QUERY_BLOCK, mask)
         return _by_blocks_or_whole(attend, (q_BHTD, k_BKSD, v_BKSE), mask, bias)
     attend = partial(fused_attention, scale=scale, dropout=dropout)
-    if sinks is None:
-        return _by_blocks_or_whole(attend, (q_BHTD, k_BKSD, v_BKSE), mask, bias)
-    q, k, v = with_sink_key(q_BHTD, k_BKSD, v_BKSE, sinks, scale)
-    bias = None if bias is None else F.pad(bias, (1, 0))
-    if mask is None and bias is None and num_queries == num_keys:
-        # One more query in front keeps it square, which needs no mask; its output is left out.
-        q = F.pad(q, (0, 0, 1, 0))
-        return _by_blocks_or_whole(attend, (q, k, v), None, None)[:, :, 1:]
-    if isinstance(mask, Tensor):
-        mask = F.pad(mask, (1, 0), value=True)
-    elif mask is not None:
-        mask = blocks_with_sink_key(mask)
-    return _by_blocks_or_whole(attend, (q, k, v), mask, bias)
+    qkv = q_BHTD, k_BKSD, v_BKSE
+    if sinks is not None:
+        is_square = mask is None and bias is None and num_queries == num_keys
+        qkv = with_sink_key(*qkv, sinks, scale)
+        if is_square:
+            # One more query in front keeps it so, which needs no mask; its output is left out.
+            q, k, v = qkv
+            return attend(F.pad(q, (0, 0, 1, 0)), k, v, mask=None, bias=None)[:, :, 1:]
+        bias = None if bias is None else F.pad(bias, (1, 0))
+        if isinstance(mask, Tensor):
+            mask = F.pad(mask, (1, 0), value=True)
+        elif mask is not None:
+            mask = blocks_with_sink_key(mask)
+    if not (mask is None or isinstance(mask, Tensor)):
+        qkv = with_one_head_dim(*qkv)  # here, for all blocks at once
+    return _by_blocks_or_whole(attend, qkv, mask, bias)[..., : v_BKSE.shape[-1]]
 
 
 def _by_blocks_or_whole(

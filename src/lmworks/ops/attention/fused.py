@@ -36,20 +36,24 @@ def fused_attention(
     if bias is not None:
         added = bias.to(q_BHTD.dtype)
         added = added if mask is None else torch.where(mask, added, -torch.inf)
-    # The kernels know one size of head only; filled up is 2.5 times as fast as their fallback.
-    key_dim, value_dim = q_BHTD.shape[-1], v_BKSE.shape[-1]
-    dim = max(key_dim, value_dim)
-    out_BHTE = F.scaled_dot_product_attention(
-        _filled(q_BHTD, dim),
-        _filled(k_BKSD, dim),
-        _filled(v_BKSE, dim),
+    out_BHTX = F.scaled_dot_product_attention(
+        *with_one_head_dim(q_BHTD, k_BKSD, v_BKSE),
         attn_mask=added,
         dropout_p=dropout,
         is_causal=added is None and num_queries > 1,
         scale=scale,
         enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1],
     )
-    return out_BHTE[..., :value_dim] if value_dim < dim else out_BHTE
+    return out_BHTX[..., : v_BKSE.shape[-1]]
+
+
+def with_one_head_dim(
+    q_BHTD: Float[Tensor, "B H T D"], k_BKSD: Float[Tensor, "B K S D"], v_BKSE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values filled up with zeros to one size, which is all that the kernels know: 2.5
+    times as fast as what torch does for two."""
+    dim = max(q_BHTD.shape[-1], v_BKSE.shape[-1])
+    return _filled(q_BHTD, dim), _filled(k_BKSD, dim), _filled(v_BKSE, dim)
 
 
 def _filled(x: Tensor, dim: int) -> Tensor:
