@@ -58,6 +58,25 @@ def test_killed_runs_end_like_the_uninterrupted_one(
     assert numbers(killed) == numbers(straight)
 
 
+def test_killed_runs_of_a_mixture_of_experts_end_like_the_uninterrupted_one(
+    launch: Launch, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = [
+        "model.mlp={kind: moe, d_ff: 8, num_experts: 4, router: {selection_bias: true}, "
+        "balance: {bias_rate: 0.01, sequence_weight: 0.001}}",
+        "model.mtp={kind: sequential}",
+        "log.routing_every=1",
+        "train.activation_checkpointing=full",
+        "train.micro_batch_size=2",
+    ]
+    assert launch(["train", str(tiny_recipe), *options, "--run", str(straight)], straight) == 0
+    argv = ["train", str(tiny_recipe), *options, "--run", str(killed)]
+    assert kill_and_resume(launch, killed, argv, kills=3, seed=4) > 0
+    assert numbers(killed) == numbers(straight)
+    assert any(record["kind"] == "routing" for record in numbers(killed))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_twenty_kills_leave_no_trace(

@@ -27,8 +27,17 @@ class Display(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
     def progress(
-        self, step: int, *, loss: float, tokens_per_s: float, mfu: float, lr: float
-    ) -> None: ...
+        self,
+        step: int,
+        *,
+        loss: float,
+        tokens_per_s: float,
+        mfu: float,
+        lr: float,
+        balance: float | None = None,
+    ) -> None:
+        """`balance`: entropy of the experts' loads over that of even ones, where there are any."""
+
     def message(self, text: str) -> None: ...
 
 
@@ -73,7 +82,14 @@ class _Plain:
         pass
 
     def progress(
-        self, step: int, *, loss: float, tokens_per_s: float, mfu: float, lr: float
+        self,
+        step: int,
+        *,
+        loss: float,
+        tokens_per_s: float,
+        mfu: float,
+        lr: float,
+        balance: float | None = None,
     ) -> None:
         left = self._speed.left(step)
         now_s = time.perf_counter()
@@ -82,7 +98,7 @@ class _Plain:
         self._printed_s = now_s
         self.message(
             f"step {step}/{self._total_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
-            f"MFU {mfu:.1%}  lr {lr:.2e}  left {left}"
+            f"MFU {mfu:.1%}  lr {lr:.2e}{_experts(balance)}  left {left}"
         )
 
     def message(self, text: str) -> None:
@@ -98,7 +114,7 @@ class _Live:
             TextColumn("loss [bold]{task.fields[loss]}[/]"),
             TextColumn("{task.fields[speed]} tokens/s"),
             TextColumn("MFU {task.fields[mfu]}"),
-            TextColumn("lr {task.fields[lr]}"),
+            TextColumn("lr {task.fields[lr]}{task.fields[experts]}"),
             TextColumn("left {task.fields[left]}"),
             console=Console(),
             expand=True,
@@ -111,6 +127,7 @@ class _Live:
             speed="-",
             mfu="-",
             lr="-",
+            experts="",
             left="?",
         )
 
@@ -122,7 +139,14 @@ class _Live:
         self._progress.stop()
 
     def progress(
-        self, step: int, *, loss: float, tokens_per_s: float, mfu: float, lr: float
+        self,
+        step: int,
+        *,
+        loss: float,
+        tokens_per_s: float,
+        mfu: float,
+        lr: float,
+        balance: float | None = None,
     ) -> None:
         self._progress.update(
             self._task,
@@ -131,8 +155,13 @@ class _Live:
             speed=f"{tokens_per_s:,.0f}",
             mfu=f"{mfu:.1%}",
             lr=f"{lr:.2e}",
+            experts=_experts(balance),
             left=self._speed.left(step),
         )
 
     def message(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)
+
+
+def _experts(balance: float | None) -> str:
+    return "" if balance is None else f"  experts {balance:.0%} even"

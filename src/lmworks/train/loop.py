@@ -183,14 +183,25 @@ class Trainer:
             loss=report.loss,
             z_loss=report.z_loss,
             **{f"mtp_loss_{k}": loss for k, loss in enumerate(report.mtp_losses, start=1)},
+            **({} if report.routing is None else report.routing.scalars()),
             lr=lr,
             grad_norm=report.grad_norm,
             tokens_per_s=round(tokens_per_s, 1),
             mfu=round(mfu, 4),
             elapsed_s=round(self.state.elapsed_s, 3),
         )
+        balance = None
+        if report.routing is not None:
+            balance = report.routing.scalars()["load_entropy"]
+            if self.state.step % self.recipe.log.routing_every == 0:
+                self.log.write("routing", self.state.step, **report.routing.table())
         display.progress(
-            self.state.step, loss=report.loss, tokens_per_s=tokens_per_s, mfu=mfu, lr=lr
+            self.state.step,
+            loss=report.loss,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu,
+            lr=lr,
+            balance=balance,
         )
 
     def _between_steps(self, display: Display) -> None:

@@ -3,8 +3,9 @@
     total = sum ln(1 / p(token i + 1))                                     the loss proper
           + z_loss_weight * sum logsumexp(logits)^2
           + mtp.loss_weight / D * sum over depths k of sum ln(1 / p_k(token i + k + 1))
+          + balance losses and z-loss of routers, which come weighted   (see `nn.moe.balance`)
 
-The last line is equations 24 and 25 of DeepSeek-V3 (arXiv 2412.19437) once the whole is divided by
+The third line is equations 24 and 25 of DeepSeek-V3 (arXiv 2412.19437) once the whole is divided by
 the number of target tokens, which happens in `train.step`: every depth is divided by the same
 number, though fewer tokens have a target there.
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from lmworks.data.loader import IGNORE_INDEX
 from lmworks.models.decoder import Decoder
+from lmworks.nn.moe.balance import Routing
 from lmworks.ops.linear_cross_entropy import linear_cross_entropy
 
 
@@ -35,6 +37,8 @@ class Losses(NamedTuple):
     """Cross-entropy of each depth, in nats, not weighted."""
     mtp_num_tokens_D: Int[Tensor, " D"]
     """Target tokens of each depth."""
+    routing: Routing | None
+    """What the routers did, where there are any; its losses are in `total`."""
 
 
 def training_losses(
@@ -44,8 +48,13 @@ def training_losses(
     document_ids_BT: Int[Tensor, "B T"] | None,
     *,
     z_loss_weight: float,
+    target_share: float = 1.0,
 ) -> Losses:
-    """One forward pass, from which `total.backward()` can follow."""
+    """One forward pass, from which `total.backward()` can follow.
+
+    `target_share`: targets per token of the whole step. Routers choose for every token, so their
+    losses come as sums over all of them; times this they are divided by all tokens in the end.
+    """
     out = model.train_hidden(inputs_BT, document_ids_BT=document_ids_BT)
     head_VC, softcap = model.head_weight_VC, model.config.logit_softcap
     next_token = linear_cross_entropy(
@@ -67,12 +76,16 @@ def training_losses(
     ]
     for terms in further:
         total = total + model.config.mtp.loss_weight / len(further) * terms.loss_sum
+    if out.routing is not None:
+        routers = out.routing.balance_loss.sum() + out.routing.z_loss.sum()
+        total = total + target_share * routers
     return Losses(
         total,
         next_token.loss_sum.detach(),
         next_token.z_loss_sum.detach(),
         torch.tensor([terms.loss_sum.item() for terms in further], dtype=torch.float64),
         torch.tensor([terms.num_tokens.item() for terms in further], dtype=torch.int64),
+        out.routing,
     )
 
 

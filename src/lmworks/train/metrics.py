@@ -2,7 +2,7 @@
 
 `metrics.jsonl` is the source of every plot and report. One JSON object per line, written and
 flushed at once; on resume it is cut back to the checkpoint's step, so that the finished file reads
-as if the run had never been interrupted. Kinds: train, eval, sample, event.
+as if the run had never been interrupted. Kinds: train, routing, eval, sample, event.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ class MetricsLog:
         self._sinks = sinks
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write one record; `values` are numbers and strings.
+        """Write one record; `values` are numbers, strings and lists of numbers.
 
         Raises:
             StorageError: the disk is full; what was logged before is intact.

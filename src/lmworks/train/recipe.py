@@ -234,6 +234,8 @@ class CheckpointConfig(Config):
 class LogConfig(Config):
     """Where numbers go, beside metrics.jsonl."""
 
+    routing_every: PositiveInt = 20
+    """Steps between tables of the loads of all experts, where the model has experts."""
     tensorboard: bool = False
     """Write TensorBoard events into the run folder."""
     wandb: Literal["off", "offline", "online"] = "off"
@@ -289,6 +291,11 @@ class Recipe(Config):
                 f"model.mtp.depth={self.model.mtp.depth} looks past the end of every sequence of "
                 f"train.context_length={self.train.context_length}; at most "
                 f"{self.train.context_length - 1}"
+            )
+        if self.model.sees_later_tokens and self.sample.prompts:
+            raise ValueError(
+                "router.kind=expert_choice looks at later tokens, so the model cannot write text "
+                "token by token; set sample.prompts=[]"
             )
         if isinstance(self.data, ShardData) and not isinstance(self.tokenizer, FileTokenizer):
             raise ValueError(

@@ -7,10 +7,7 @@ manifests), so a report can be made of an unfinished run too. Plots are inline S
 the page, light or dark. The layout is in `report.html.j2`.
 """
 
-import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +15,21 @@ from jinja2 import Environment, StrictUndefined
 
 from lmworks import tokenizer as tokenizers
 from lmworks.base.config import load
-from lmworks.base.errors import ConfigError, DataError
+from lmworks.base.errors import DataError
 from lmworks.base.storage import write_text
 from lmworks.data.shard import Manifest, read_manifest
+from lmworks.models.config import ModelConfig
 from lmworks.plan.memory import readable_bytes
 from lmworks.plan.time import readable_time
 from lmworks.tokenizer import Tokenizer
 from lmworks.train.metrics import Record, read_metrics
 from lmworks.train.prepare import read_environment, shard_folders
 from lmworks.train.recipe import Recipe
+from lmworks.train.report_plots import load_map, plots
 from lmworks.train.run_folder import RunFolder
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_MAX_POINTS = 1500
-"""More points than pixels only make the file big."""
-_SMOOTHED_SHARE = 0.02
-"""Share of the run that the smoothed curve averages over."""
 _NUM_LONGEST_TOKENS = 24
-_INK = "#010203"
-"""Stands for the page's text colour in the plots."""
-_RAW, _SMOOTH, _HELD_OUT = "#9db4d6", "#2f6fde", "#e2702d"
-_DEPTHS = ("#e2702d", "#3a9d5d", "#a05fc4", "#c4a12f")
-
-
-@dataclass(frozen=True)
-class _Series:
-    """One line of a plot."""
-
-    label: str
-    steps: Sequence[int]
-    values: Sequence[float]
-    color: str
-    marker: str = ""
-    width: float = 1.6
 
 
 def write_report(run: RunFolder) -> Path:
@@ -64,7 +43,7 @@ def write_report(run: RunFolder) -> Path:
     records = read_metrics(run.path)
     by_kind = {
         kind: [record for record in records if record["kind"] == kind]
-        for kind in ("train", "eval", "sample", "event")
+        for kind in ("train", "routing", "eval", "sample", "event")
     }
     if not by_kind["train"]:
         raise DataError(f"{run.path}: no training step is logged yet, so there is nothing to show")
@@ -78,7 +57,8 @@ def write_report(run: RunFolder) -> Path:
     page = template.render(
         name=run.path.resolve().name,
         facts=_facts(recipe, by_kind),
-        plots=_plots(by_kind),
+        plots=plots(by_kind),
+        load_map=load_map(by_kind["routing"], recipe.model),
         samples=_samples(by_kind["sample"]),
         tokenizer_rows=_tokenizer_rows(run, recipe, tokenizer),
         longest_tokens=_longest_tokens(tokenizer),
@@ -89,17 +69,6 @@ def write_report(run: RunFolder) -> Path:
     )
     write_text(run.report, page)
     return run.report
-
-
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Exponential mean over about `window` values, without the usual pull towards the first one."""
-    keep = 1 - 1 / max(1, window)
-    mean, weight, out = 0.0, 0.0, []
-    for value in values:
-        mean = keep * mean + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        out.append(mean / weight)
-    return out
 
 
 def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, str, str]]:
@@ -124,7 +93,7 @@ def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, 
     total = recipe.train.total_steps
     return [
         *facts,
-        ("parameters", readable_count(recipe.model.num_params()), "trained weights"),
+        ("parameters", readable_count(recipe.model.num_params()), _active(recipe.model)),
         ("tokens", readable_count(last["tokens"]), f"{last['step']:,} of {total:,} steps"),
         ("speed", f"{speeds[len(speeds) // 2]:,.0f}", "tokens per second, median"),
         ("MFU", f"{mfus[len(mfus) // 2]:.1%}", "of the matrix-multiply peak, median"),
@@ -132,116 +101,11 @@ def _facts(recipe: Recipe, by_kind: dict[str, list[Record]]) -> list[tuple[str, 
     ]
 
 
-def _plots(by_kind: dict[str, list[Record]]) -> list[tuple[str, str]]:
-    """(title, SVG) of every plot."""
-    records, evals = by_kind["train"], by_kind["eval"]
-    steps = [record["step"] for record in records]
-    window = max(1, round(_SMOOTHED_SHARE * len(steps)))
-
-    def both(key: str) -> list[_Series]:
-        values = [record[key] for record in records]
-        return [
-            _Series("each step", steps, values, _RAW, width=0.8),
-            _Series("smoothed", steps, smoothed(values, window), _SMOOTH),
-        ]
-
-    held_out = _Series(
-        "held out",
-        [record["step"] for record in evals],
-        [record["loss"] for record in evals],
-        _HELD_OUT,
-        marker="o",
-    )
-    rate = _Series("", steps, [record["lr"] for record in records], _SMOOTH)
-    further = [
-        _Series(
-            f"{depth} further on",
-            steps,
-            smoothed([record[key] for record in records], window),
-            _DEPTHS[(depth - 1) % len(_DEPTHS)],
-        )
-        for depth, key in enumerate(_mtp_keys(records), start=1)
-    ]
-    return [
-        ("Loss (nats per token)", _svg([*both("loss"), *([held_out] if evals else [])], tall=True)),
-        ("Learning rate", _svg([rate])),
-        ("Tokens per second", _svg(both("tokens_per_s"))),
-        ("Gradient norm", _svg(both("grad_norm"))),
-        *([("Loss of further tokens", _svg([both("loss")[1], *further]))] if further else []),
-    ]
-
-
-def _mtp_keys(records: Sequence[Record]) -> list[str]:
-    """Names of the losses of multi-token prediction, nearest first."""
-    keys = [key for key in records[0] if key.startswith("mtp_loss_")]
-    return sorted(keys, key=lambda key: int(key.removeprefix("mtp_loss_")))
-
-
-def _svg(series: Sequence[_Series], *, tall: bool = False) -> str:
-    """A line plot over steps as an <svg> element."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "the report's plots need matplotlib: pip install 'lmworks[report]'"
-        ) from None
-    # A fixed salt gives the same file for the same run.
-    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "lmworks", "font.family": "sans-serif"}
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(9.0, 3.8) if tall else (4.4, 2.5), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        for line in series:
-            picked = _picked(len(line.steps))
-            axes.plot(
-                [line.steps[i] for i in picked],
-                [line.values[i] for i in picked],
-                color=line.color,
-                marker=line.marker,
-                linewidth=line.width,
-                markersize=4,
-                label=line.label,
-            )
-        _limit_outliers(axes, series)
-        _style_axes(axes)
-        if len(series) > 1:
-            legend = axes.legend(frameon=False, fontsize=9)
-            for entry in legend.get_texts():
-                entry.set_color(_INK)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
-
-
-def _style_axes(axes: Any) -> None:
-    axes.set_xlabel("step", fontsize=9, color=_INK)
-    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.8)
-    axes.tick_params(colors=_INK, labelsize=9, length=0)
-    axes.margins(x=0.01)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(_INK)
-        spine.set_alpha(0.4)
-
-
-def _limit_outliers(axes: Any, series: Sequence[_Series]) -> None:
-    """Let single spikes leave the plot rather than flatten the rest of it."""
-    values = sorted(value for line in series for value in line.values)
-    if len(values) < 50:
-        return
-    low, high = values[len(values) // 200], values[-1 - len(values) // 200]
-    room = 0.06 * (high - low) or abs(high) or 1.0
-    axes.set_ylim(low - room, high + room)
-
-
-def _picked(count: int) -> list[int]:
-    """Indices of at most _MAX_POINTS points, the last one among them."""
-    stride = -(-count // _MAX_POINTS) if count else 1
-    picked = list(range(0, count, stride))
-    return picked if not count or picked[-1] == count - 1 else [*picked, count - 1]
+def _active(model: ModelConfig) -> str:
+    active = model.num_active_params()
+    if active == model.num_params():
+        return "trained weights"
+    return f"{readable_count(active)} of them used per token"
 
 
 def _samples(records: list[Record]) -> list[tuple[int, list[tuple[str, str]]]]:

@@ -52,6 +52,10 @@ class TrainingState:
             separate_documents=recipe.loader.separate_documents,
         )
         initial = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        # Weights that no gradient moves, such as the selection bias of a router.
+        self._buffers = {
+            name: weight for name, weight in self.model.state_dict().items() if name not in initial
+        }
         if recipe.train.precision == "bf16":
             round_parameters(self.model, torch.bfloat16)
         self.optimizer = build_optimizer(recipe.optim, self.model.named_parameters())
@@ -76,7 +80,7 @@ class TrainingState:
                 best=self.best,
             ),
             model_config=self.recipe.model.model_dump(mode="json"),
-            weights=self.optimizer.master_weights(),
+            weights={**self.optimizer.master_weights(), **self._buffers},
             optimizer={k: v for k, v in state.items() if not k.startswith(_MASTER)},
             rng=self.random_state(),
         )
@@ -86,7 +90,7 @@ class TrainingState:
         check_architecture(
             self.recipe.model.model_dump(mode="json"), snapshot.model_config, where=where
         )
-        weights = self.optimizer.master_weights()
+        weights = {**self.optimizer.master_weights(), **self._buffers}
         copy_tensors(weights, snapshot.weights, where=where)
         masters = {
             name: snapshot.weights[name.removeprefix(_MASTER)]

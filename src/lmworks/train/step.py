@@ -28,6 +28,7 @@ from lmworks.train.blocks import replace_blocks
 from lmworks.train.loss import Losses, training_losses
 from lmworks.train.optim.clip import clip_scale, global_grad_norm
 from lmworks.train.optim.protocol import Optimizer
+from lmworks.train.routing import RoutingReport, RoutingSums, update_selection_biases
 
 
 class NonFiniteError(TrainingError):
@@ -46,6 +47,8 @@ class StepReport:
     """Target tokens (those not ignored)."""
     mtp_losses: tuple[float, ...]
     """Of each depth of multi-token prediction, per target token of that depth, not weighted."""
+    routing: RoutingReport | None
+    """Of a mixture of experts."""
 
 
 class TrainStep:
@@ -96,9 +99,10 @@ class TrainStep:
                 targets_BT[rows],
                 None if documents is None else torch.from_numpy(documents[rows]),
                 z_loss_weight=self.z_loss_weight,
+                target_share=num_tokens / targets_BT.numel(),
             )
             torch.autograd.backward(losses.total)
-            sums.add(losses)
+            sums.add(losses, num_tokens=inputs_BT[rows].numel())
         if not math.isfinite(sums.total):
             raise NonFiniteError(f"loss is {sums.total / num_tokens}")
         grad_norm = global_grad_norm(self.model.parameters()) / num_tokens
@@ -106,12 +110,15 @@ class TrainStep:
             raise NonFiniteError(f"gradient norm is {grad_norm}")
         clip = clip_scale(grad_norm, self.clip_norm) if self.clip_norm else 1.0
         self.optimizer.step(lr=lr, grad_scale=clip / num_tokens)
+        if sums.routing is not None:
+            update_selection_biases(self.model, sums.routing.tokens_per_expert_LE)
         return StepReport(
             loss=sums.loss / num_tokens,
             z_loss=sums.z_loss / num_tokens,
             grad_norm=grad_norm,
             num_tokens=num_tokens,
             mtp_losses=sums.mtp_losses(),
+            routing=None if sums.routing is None else sums.routing.report(),
         )
 
     def _micro_batches(self, batch_size: int) -> list[slice]:
@@ -126,14 +133,20 @@ class _Sums:
         self.total = self.loss = self.z_loss = 0.0
         self._mtp_losses_D = torch.zeros(num_depths, dtype=torch.float64)
         self._mtp_tokens_D = torch.zeros(num_depths, dtype=torch.int64)
+        self.routing: RoutingSums | None = None
 
-    def add(self, losses: Losses) -> None:
-        """Add those of one micro-batch."""
+    def add(self, losses: Losses, *, num_tokens: int) -> None:
+        """Add those of one micro-batch of `num_tokens` tokens, targets or not."""
         self.total += losses.total.item()
         self.loss += losses.loss_sum.item()
         self.z_loss += losses.z_loss_sum.item()
         self._mtp_losses_D += losses.mtp_loss_sums_D.cpu()
         self._mtp_tokens_D += losses.mtp_num_tokens_D.cpu()
+        if self.routing is not None:
+            assert losses.routing is not None, "all micro-batches go through the same routers"
+            self.routing.add(losses.routing, num_tokens=num_tokens)
+        elif losses.routing is not None:
+            self.routing = RoutingSums(losses.routing, num_tokens=num_tokens)
 
     def mtp_losses(self) -> tuple[float, ...]:
         """Mean of each depth over its own targets; 0 where it has none."""

@@ -370,3 +370,25 @@ def test_losses_of_every_depth_are_logged(run: RunFolder) -> None:
     run_training(run)
     steps = [record for record in read_metrics(run.path) if record["kind"] == "train"]
     assert all(record["mtp_loss_1"] > 0 and record["mtp_loss_2"] > 0 for record in steps)
+
+
+def test_what_routers_do_is_logged(run: RunFolder) -> None:
+    values = yaml.safe_load(run.recipe.read_text())
+    values["model"]["mlp"] = {"kind": "moe", "d_ff": 8, "num_experts": 4}
+    values["log"] = {"routing_every": 4}
+    run.recipe.write_text(yaml.safe_dump(values))
+    run_training(run)
+    records = read_metrics(run.path)
+    steps = [record for record in records if record["kind"] == "train"]
+    for key in ("balance_loss", "load_entropy", "starved_experts", "dropped", "router_z_loss"):
+        assert all(isinstance(record[key], int | float) for record in steps)
+    tables = [record for record in records if record["kind"] == "routing"]
+    assert [table["step"] for table in tables] == [4, 8]
+    assert all(
+        sum(map(sum, table["load_percent"])) == pytest.approx(400, abs=2) for table in tables
+    )
+
+
+def test_a_dense_model_logs_nothing_of_routers(straight: RunFolder) -> None:
+    assert not [r for r in read_metrics(straight.path) if r["kind"] == "routing"]
+    assert "load_entropy" not in read_metrics(straight.path)[1]

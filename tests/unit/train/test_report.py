@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from lmworks.base.errors import CheckpointError, DataError
+from lmworks.models.config import ModelConfig
 from lmworks.train.metrics import MetricsLog, read_metrics
 from lmworks.train.prepare import prepare
 from lmworks.train.recipe import load_recipe
-from lmworks.train.report import readable_count, smoothed, write_report
+from lmworks.train.report import readable_count, write_report
+from lmworks.train.report_plots import load_map, smoothed
 from lmworks.train.run_folder import RunFolder
 
 pytest.importorskip("matplotlib")
@@ -130,3 +132,26 @@ def test_losses_of_further_tokens_have_a_plot_of_their_own(run: RunFolder) -> No
     page = write_report(run).read_text(encoding="utf-8")
     assert "Loss of further tokens" in page
     assert "2 further on" in page
+
+
+def test_loads_of_experts_are_a_map(run: RunFolder) -> None:
+    model = ModelConfig.model_validate(
+        {
+            "vocab_size": 9,
+            "max_seq_len": 8,
+            "d_model": 8,
+            "num_layers": 20,
+            "attention": {"num_heads": 2},
+            "mlp": {"kind": "moe", "d_ff": 8, "num_experts": 2},
+            "mtp": {"kind": "parallel", "depth": 1},
+        }
+    )
+    records = [
+        {"kind": "routing", "step": step, "load_percent": [[200 - step, step]] * 21}
+        for step in (0, 20, 40)
+    ]
+    svg = load_map(records, model)
+    assert svg.count("<image") == 12 + 1  # at most twelve layers, and the scale
+    assert "layer 0<" in svg
+    assert "depth 1<" in svg
+    assert load_map([], model) == ""
