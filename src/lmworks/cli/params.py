@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lmworks.base.config import load
+from lmworks.base.config import load, suggest
 from lmworks.base.errors import ConfigError
 from lmworks.cli.parser import make_parser
 from lmworks.models.config import ModelConfig
 from lmworks.models.presets import PRESET_NAMES
 from lmworks.nn.config import AnyAttentionConfig, FeedForwardConfig
+from lmworks.plan.attention_cost import attention_costs
 from lmworks.plan.hardware import Hardware, Precision
 from lmworks.plan.memory import OptimizerKind, readable_bytes, training_bytes
 from lmworks.plan.shape_advisor import shape_advice
@@ -23,6 +24,11 @@ DEFAULT_MFU = 0.25
 """What benchmarks/training/step.py reaches; large models on quiet machines reach more."""
 PROBE_BUDGET_S = 0.1
 """Time for measuring each number format; torch's import takes far longer."""
+ATTENTION_NOTE = """\
+  prefill: FLOPs of scores and weighted values / bytes of queries, keys, values and outputs
+  decode: the same of the last query / bytes of the cache that it reads; nearly the query heads per
+  key-value head, and twice the heads under MLA. Below what the chip does per byte moved (an H100:
+  295) memory sets the pace: a smaller cache is then a faster decoder."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
@@ -45,6 +51,11 @@ class Job:
 def main(argv: list[str]) -> int:
     """Print the tables, or JSON."""
     args = _parser().parse_args(argv)
+    if args.presets:
+        _print_presets(as_json=args.json)
+        return 0
+    if args.what is None:
+        raise ConfigError("params needs a recipe or preset; --presets lists the presets")
     job = _job(args.what, args.overrides, args)
     hardware = _hardware(args)
     if args.json:
@@ -62,13 +73,14 @@ def _parser() -> argparse.ArgumentParser:
         "lmworks params gpt2-small num_layers=6 --batch-size 4",
     )
     add = parser.add_argument
-    add("what", metavar="RECIPE|PRESET", help=f"recipe file, run or one of: {_names()}")
+    add("what", nargs="?", metavar="RECIPE|PRESET", help="recipe file, run folder or preset")
     add(
         "overrides",
         nargs="*",
         metavar="key=value",
         help="change a value: model.num_layers=8 for a recipe, num_layers=8 for a preset",
     )
+    add("--presets", action="store_true", help="list the presets with their sizes")
     add("--tokens", type=_count, help="tokens to train on (default: the recipe's, or 20/parameter)")
     add("--context", type=_count, help="tokens per sequence (default: the recipe's or model's)")
     add("--batch-size", type=_count, help="sequences held at once (default: the recipe's, or 8)")
@@ -83,7 +95,7 @@ def _job(what: str, overrides: Sequence[str], args: argparse.Namespace) -> Job:
         return _preset_job(what, overrides, args)
     path = Path(what)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{what!r} is neither a file nor a preset; presets: {_names()}")
+        raise ConfigError(f"{what!r} is neither a file nor a preset{suggest(what, PRESET_NAMES)}")
     return _recipe_job(path / "recipe.yaml" if path.is_dir() else path, overrides, args)
 
 
@@ -184,6 +196,7 @@ def _figures(job: Job, hardware: Hardware, mfu: float) -> dict[str, object]:
         "peak_flops_per_s": hardware.peak_flops_per_s,
         "mfu": mfu,
         "training_time_s": {p: _time_s(job, hardware, p, mfu) for p in PRECISIONS},
+        "attention": [asdict(cost) for cost in attention_costs(model, context_length=context)],
         "advice": [asdict(advice) for advice in shape_advice(model, context_length=context)],
     }
 
@@ -199,6 +212,8 @@ def _print_tables(job: Job, hardware: Hardware, mfu: float) -> None:
         ("time on this machine", _time_rows(job, hardware, mfu)),
     ]:
         console.print(_table(title, rows))
+    console.print(_attention_table(job))
+    console.print(ATTENTION_NOTE, style="dim", highlight=False)
     for advice in shape_advice(job.model, context_length=job.context_length):
         console.print(
             f"[yellow]shape:[/] [bold]{advice.setting}[/] is {advice.found}, known to be good: "
@@ -206,6 +221,34 @@ def _print_tables(job: Job, hardware: Hardware, mfu: float) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _print_presets(*, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    models = {name: ModelConfig.preset(name) for name in PRESET_NAMES}
+    if as_json:
+        figures = {
+            name: {"num_params": m.num_params(), "num_active_params": m.num_active_params()}
+            for name, m in models.items()
+        }
+        print(json.dumps(figures, indent=2))
+        return
+    table = Table("preset", box=None, padding=(0, 2))
+    for heading in ("parameters", "per token", "layers", "d_model", "context", "KV/token, bf16"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, model in models.items():
+        table.add_row(
+            name,
+            _readable_count(model.num_params()),
+            _readable_count(model.num_active_params()),
+            f"{model.num_layers}",
+            f"{model.d_model:,}",
+            f"{model.max_seq_len:,}",
+            readable_bytes(model.kv_cache_bytes_per_token(2)),
+        )
+    Console().print(table)
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> object:
@@ -217,6 +260,31 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> object:
     table.add_column(style="dim")
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def _attention_table(job: Job) -> object:
+    from rich.table import Table
+
+    table = Table(
+        title=f"attention, context {job.context_length:,}, bf16, one sequence",
+        title_justify="left",
+        box=None,
+        padding=(0, 2),
+    )
+    table.add_column("", no_wrap=True)
+    for name in ("cache/token", "cache, full", "prefill FLOP/B", "decode FLOP/B"):
+        table.add_column(name, justify="right", no_wrap=True, header_style="dim")
+    table.add_column("cached per layer", style="dim", header_style="dim")
+    for cost in attention_costs(job.model, context_length=job.context_length):
+        table.add_row(
+            cost.name,
+            readable_bytes(cost.cache_bytes_per_token),
+            readable_bytes(cost.cache_bytes),
+            f"{cost.prefill_flops_per_byte:,.0f}",
+            f"{cost.decode_flops_per_byte:,.1f}",
+            cost.shape,
+        )
     return table
 
 
@@ -283,7 +351,7 @@ def _flops_rows(job: Job) -> list[tuple[str, str, str]]:
     model, context = job.model, job.context_length
     formulas = {
         "attention projections": "2 per weight",
-        "attention scores and values": "4 x layers x keys that the last token sees x d_query",
+        "attention scores and values": "2 x keys that the last token sees x (q + v widths)",
         "mlp": "2 per weight that a token uses",
         "head": "2 vocab_size d_model",
         "multi-token prediction": f"training only: {model.mtp.depth} blocks and heads",
@@ -354,10 +422,6 @@ def _checked_context(context_length: int, model: ModelConfig) -> int:
             f"--context {context_length} is longer than max_seq_len={model.max_seq_len}"
         )
     return context_length
-
-
-def _names() -> str:
-    return ", ".join(PRESET_NAMES)
 
 
 def _count(text: str) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from lmworks.base.errors import ConfigError
 from lmworks.cli.params import main
+from lmworks.models.presets import PRESET_NAMES
 
 FAST = ["--peak-gflops", "100"]
 
@@ -22,6 +23,17 @@ def test_preset_is_counted(capsys):
     assert found["num_params"] == sum(found["params"].values()) == 124_439_808
     assert found["flops_per_token_training"] == 3 * found["flops_per_token_forward"]
     assert found["num_tokens"] == 20 * 124_439_808
+
+
+def test_presets_are_listed_with_their_sizes(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(["--presets"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert set(PRESET_NAMES) < set(rows)
+    assert rows["deepseek-v3"][1:8] == ["671.03", "B", "37.55", "B", "61", "7,168", "163,840"]
+    assert main(["--presets", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["mixtral-8x7b"]
+    assert counts == {"num_params": 46_702_792_704, "num_active_params": 12_879_925_248}
 
 
 def test_time_is_tokens_times_flops_over_speed(capsys):
@@ -113,7 +125,9 @@ def test_multi_token_prediction_is_counted_where_it_is_trained(capsys, monkeypat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["gpt3"], "'gpt3' is neither a file nor a preset; presets: tiny"),
+        (["gpt2-smal"], "neither a file nor a preset; did you mean 'gpt2-small'"),
+        (["zzz"], "'zzz' is neither a file nor a preset; known: deepseek-moe-16b, deepseek-v2"),
+        ([], "params needs a recipe or preset; --presets lists the presets"),
         (["nothing.yaml"], r"nothing\.yaml: no such file"),
         (["tiny", "num_layer=3"], "num_layer: no such key; did you mean 'num_layers'"),
         (["tiny", "--context", "257"], "--context 257 is longer than max_seq_len=256"),
@@ -131,3 +145,24 @@ def test_without_measuring_there_is_no_torch():
         "main(['tiny', '--peak-gflops', '1', '--json']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_attention_is_compared_with_what_others_have(capsys):
+    found = figures(capsys, "deepseek-v3", "--context", "4096")["attention"]
+    costs = {cost["name"]: cost for cost in found}
+    # 61 layers x (512 + 64) elements, DeepSeek-V2 (2405.04434), table 1; 2 FLOPs per cached element
+    # and head twice for the latent, once for the turned key.
+    assert costs["this model"]["cache_bytes_per_token"] == 61 * 576 * 2
+    per_key, once = 128 * (2 * 512 + 64), 128 * (2 * 512 + 64)
+    intensity = 2 * 4096 * per_key / (2 * (4096 * 576 + once))
+    assert costs["this model"]["decode_flops_per_byte"] == pytest.approx(intensity)
+    assert costs["MHA"]["decode_flops_per_byte"] == pytest.approx(1, rel=1e-3)
+    assert {"MHA", "MQA", "MLA", "GQA, 4 per key", "MHA, window 1,024"} < set(costs)
+
+
+def test_attention_table_shows_its_formulas(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(["gemma3-1b", *FAST]) == 0
+    text = capsys.readouterr().out
+    for part in ["prefill FLOP/B", "2 x 1 x 256, 512 tokens", "MLA", "bytes of the cache"]:
+        assert part in text
