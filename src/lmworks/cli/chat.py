@@ -15,7 +15,8 @@ from lmworks.cli.parser import make_parser
 from lmworks.cli.sampling_options import add_sampling_options, changed, sampling_config
 
 if TYPE_CHECKING:
-    from lmworks.serve.chat import Chat
+    from lmworks.models.pretrained import Run
+    from lmworks.serve.chat import Chat, Format
 
 _COMMANDS = {
     "/reset": "forget the conversation",
@@ -34,11 +35,11 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     config = sampling_config(args)
     from lmworks.models.pretrained import open_run
-    from lmworks.serve.chat import RAW, TRANSCRIPT, Chat
+    from lmworks.serve.chat import Chat
 
     run = open_run(args.run)
-    template = RAW if args.raw else TRANSCRIPT
-    chat = Chat(run.model, run.tokenizer, config, template)
+    config = config.model_copy(update={"stop_ids": run.stop_ids})
+    chat = Chat(run.model, run.tokenizer, config, _format(run, args))
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         _enable_line_editing()
@@ -48,6 +49,20 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print()  # a second Ctrl-C so quick that the loop was not yet reading again
     return 0
+
+
+def _format(run: "Run", args: argparse.Namespace) -> "Format":
+    """The model's own template where it has one."""
+    from lmworks.serve.chat import RAW, TRANSCRIPT, ModelFormat
+
+    if args.system and (args.raw or run.chat_template is None):
+        why = "with --raw nothing" if args.raw else f"{run.path} has no chat template, so nothing"
+        raise ConfigError(f"--system {args.system!r}: {why} says where it would go")
+    if args.raw:
+        return RAW
+    if run.chat_template is None:
+        return TRANSCRIPT
+    return ModelFormat(run.chat_template, system=args.system)
 
 
 class Terminal:
@@ -90,7 +105,7 @@ class Terminal:
     def _can_continue(self) -> bool:
         from lmworks.serve.chat import RAW
 
-        return self.chat.template is RAW and bool(self.chat.turns)
+        return self.chat.format is RAW and bool(self.chat.turns)
 
     def _answer(self, text: str) -> None:
         from lmworks.serve.chat import RAW
@@ -101,7 +116,7 @@ class Terminal:
                 f"(the {self.chat.num_dropped} oldest turns no longer fit the context of"
                 f" {self.chat.model.config.max_seq_len} tokens and were dropped)"
             )
-        is_start = self.chat.template is not RAW
+        is_start = self.chat.format is not RAW
         try:
             for piece in pieces:
                 # The space before an answer belongs to the template's colon.
@@ -171,12 +186,16 @@ class Terminal:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "chat",
-        "Talk to a trained model in the terminal. A base model goes on with the transcript\n"
-        "`User: ... Assistant: ...`; with --raw it continues your text instead.",
+        "Talk to a trained model in the terminal, in the format of its own chat template. A base\n"
+        "model has none: it goes on with the transcript `User: ... Assistant: ...`; with --raw it\n"
+        "continues your text instead.",
         "lmworks chat runs/demo --temperature 0.7",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="run folder, checkpoint folder or model folder"
+        "run", type=Path, metavar="RUN", help="run, checkpoint, model folder or .gguf file"
+    )
+    parser.add_argument(
+        "--system", default="", metavar="TEXT", help="what the model is told before the first turn"
     )
     parser.add_argument(
         "--raw",

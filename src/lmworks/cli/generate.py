@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
     from lmworks.models.pretrained import open_run
 
     run = open_run(args.run)
+    config = config.model_copy(update={"stop_ids": run.stop_ids})
     if args.samples == 1 and not args.no_stream:
         _stream(run, prompt, config, args)
     else:
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         'lmworks generate runs/demo --prompt "It was a dark night" --temperature 0.7 --seed 3',
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="run folder, checkpoint folder or model folder")
+    add("run", type=Path, metavar="RUN", help="run, checkpoint, model folder or .gguf file")
     add(
         "--prompt",
         default="",

@@ -1,19 +1,19 @@
-"""Models on disk: `model.safetensors` and `config.json` in one folder, never pickle.
+"""Models on disk, whatever wrote them: ours, Hugging Face folders, GGUF files. Never pickle.
 
     save_pretrained("out/model", model)
     model = load_pretrained("runs/demo")          # the latest checkpoint of a run
-    run = open_run("runs/demo")                   # model and tokenizer
+    run = open_run("runs/demo")                   # model, tokenizer, chat template
 
-A path may be such a folder, a checkpoint of a run, or a run. Files are not trusted: names, shapes
-and dtypes are compared with the config before anything is allocated. Foreign formats belong to
-other modules.
+Ours are `model.safetensors` and `config.json` in one folder. A path may be such a folder, a
+checkpoint of a run, a run, a Hugging Face folder, or a .gguf file. Files are not trusted: names,
+shapes and dtypes are compared with the config before anything is allocated.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +27,12 @@ from lmworks.base.errors import CheckpointError
 from lmworks.base.storage import atomic_file, write_json
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
+from lmworks.models.hf import is_hf_config, load_hf, load_hf_config
+from lmworks.models.hf_text import load_hf_text
 from lmworks.models.state import build_decoder
-from lmworks.models.tensor_file import Header, TensorFile
+from lmworks.models.tensor_file import Header, TensorFile, first_reason, read_json_object
 from lmworks.tokenizer import Tokenizer
+from lmworks.tokenizer.chat_template import ChatTemplate
 
 WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE = "model.safetensors", "config.json", "tokenizer.json"
 CHECKPOINTS_FOLDER, LATEST_FILE = "checkpoints", "latest"
@@ -41,7 +44,13 @@ class Run(NamedTuple):
     model: Decoder
     tokenizer: Tokenizer
     path: Path
-    """Folder that the weights came from."""
+    """Folder or file that the weights came from."""
+    chat_template: ChatTemplate | None = None
+    """How the model wants messages written into its prompt; None for a base model."""
+    special_ids: Mapping[str, int] = MappingProxyType({})
+    """Ids of special tokens by their part: bos, eos, unknown, padding, ..."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, beside the tokenizer's end-of-text."""
 
 
 def save_pretrained(folder: str | Path, model: Decoder) -> None:
@@ -75,33 +84,58 @@ class _OwnWeights(NamedTuple):
 
 
 def load_pretrained(path: str | Path, *, dtype: torch.dtype | None = None) -> Decoder:
-    """The model in `path`, in evaluation mode, weights in `dtype` or the one they were saved in.
+    """The model in `path`, in evaluation mode, weights in `dtype` or as they are stored.
 
     Raises:
         CheckpointError: a file is missing, truncated or not what it says, or the tensors are those
             of another architecture; names the first missing, unexpected and mis-shaped ones.
     """
     folder = checkpoint_folder(path)
-    config = load_config(folder)
+    values = read_json_object(folder / CONFIG_FILE)
+    if is_hf_config(values):
+        return load_hf(folder, dtype=dtype)
+    config = _own_config(values, folder)
     with TensorFile(folder / WEIGHTS_FILE) as file:
         return build_decoder(config, _OwnWeights(file), dtype=dtype)
 
 
-def open_run(path: str | Path) -> Run:
-    """Model and tokenizer of a run, of one of its checkpoints, or of a folder that holds both."""
+def open_run(path: str | Path, *, dtype: torch.dtype | None = None) -> Run:
+    """Model and tokenizer of a run, of one of its checkpoints, or of a folder that holds both.
+
+    Raises:
+        CheckpointError: as `load_pretrained`; or there is no tokenizer, or that of another model.
+        DataError: the tokenizer's file is not right.
+    """
     folder = checkpoint_folder(path)
+    if is_hf_config(read_json_object(folder / CONFIG_FILE)):
+        text = load_hf_text(folder)
+        run = Run(
+            load_hf(folder, dtype=dtype),
+            text.tokenizer,
+            folder,
+            text.chat_template,
+            text.special_ids,
+            text.stop_ids,
+        )
+    else:
+        run = Run(load_pretrained(folder, dtype=dtype), _own_tokenizer(folder), folder)
+    num_tokens, vocab_size = run.tokenizer.vocab_size, run.model.config.vocab_size
+    if num_tokens > vocab_size:
+        raise CheckpointError(
+            f"{folder}: its tokenizer has {num_tokens} tokens, but the model knows "
+            f"vocab_size={vocab_size}; it is not the tokenizer of this model"
+        )
+    return run
+
+
+def _own_tokenizer(folder: Path) -> Tokenizer:
+    """Of a folder, or of the run that it is a checkpoint of."""
     homes = [folder, folder.parent.parent] if folder.parent.name == CHECKPOINTS_FOLDER else [folder]
     files = [home / TOKENIZER_FILE for home in homes]
     found = [file for file in files if file.is_file()]
     if not found:
         raise CheckpointError(f"{files[-1]}: missing; a run keeps its tokenizer there")
-    model, text_codec = load_pretrained(folder), tokenizer.load(found[0])
-    if text_codec.vocab_size > model.config.vocab_size:
-        raise CheckpointError(
-            f"{found[0]}: {text_codec.vocab_size} tokens, but the model in {folder} knows "
-            f"vocab_size={model.config.vocab_size}; it is not the tokenizer of this model"
-        )
-    return Run(model, text_codec, folder)
+    return tokenizer.load(found[0])
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -130,30 +164,19 @@ def checkpoint_folder(path: str | Path) -> Path:
     return max(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
-def load_config(folder: Path) -> ModelConfig:
-    """The architecture in `folder`/config.json."""
-    file = folder / CONFIG_FILE
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: missing; {folder} is not a model folder") from None
-    except (OSError, ValueError, RecursionError) as err:
-        raise CheckpointError(f"{file}: not readable as JSON ({err})") from None
-    if isinstance(values, dict) and "model_type" in values:
-        raise CheckpointError(
-            f"{file}: a Hugging Face config (model_type={values['model_type']!r}); this loads only "
-            "folders that lmworks wrote"
-        )
+def load_config(path: str | Path) -> ModelConfig:
+    """The architecture of the model in `path`; weights are not read."""
+    folder = checkpoint_folder(path)
+    values = read_json_object(folder / CONFIG_FILE)
+    return load_hf_config(folder) if is_hf_config(values) else _own_config(values, folder)
+
+
+def _own_config(values: Mapping[str, Any], folder: Path) -> ModelConfig:
     try:
         return ModelConfig.model_validate(values)
     except ValidationError as err:
-        raise CheckpointError(f"{file}: not a model config: {_first_reason(err)}") from None
-
-
-def _first_reason(err: ValidationError) -> str:
-    first: Any = err.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+        reason = first_reason(err)
+        raise CheckpointError(f"{folder / CONFIG_FILE}: not a model config: {reason}") from None
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:

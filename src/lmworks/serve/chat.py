@@ -1,14 +1,15 @@
-"""A conversation with a base model: turns become one prompt, the oldest go when it gets too long.
+"""A conversation: turns become one prompt, the oldest go when it gets too long.
 
-A model that was only pretrained knows no chat format, so a plain transcript is used, which any
-model of text can go on with:
+A model that was trained to chat brings a template that says how it wants messages written. One that
+was only pretrained knows none, so a plain transcript is used, which any model of text can go on
+with:
 
     User: What is the capital of France?
     Assistant: Paris.
     User: And of Spain?
     Assistant:
 
-The answer ends where the model starts the next `User:` line. With the template RAW there are no
+The answer ends where the model starts the next `User:` line. With the format RAW there are no
 names: the model simply continues the text. What the user types is always plain text, never a
 special token.
 """
@@ -16,31 +17,12 @@ special token.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lmworks.base.errors import ConfigError
+from lmworks.base.errors import ConfigError, DataError
 from lmworks.models.decoder import Decoder
-from lmworks.serve.generate import Generation, TextStream, stream
+from lmworks.serve.generate import Generation, TextStream, begin_ids, stream
 from lmworks.serve.sampling import SamplingConfig
 from lmworks.tokenizer.base import Tokenizer
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """How turns are written into the prompt."""
-
-    user: str
-    """Before the user's text."""
-    assistant: str
-    """Between the user's text and the answer. Ends without a space: tokens begin with theirs."""
-    turn_end: str
-    """After the answer."""
-    stop: tuple[str, ...]
-    """Where an answer ends, beside the user's own stop strings."""
-
-
-TRANSCRIPT = ChatTemplate(
-    user="User: ", assistant="\nAssistant:", turn_end="\n", stop=("\nUser:", "\nAssistant:")
-)
-RAW = ChatTemplate(user="", assistant="", turn_end="\n", stop=())
+from lmworks.tokenizer.chat_template import ChatTemplate
 
 
 @dataclass
@@ -51,6 +33,70 @@ class Turn:
     answer: str = ""
 
 
+@dataclass(frozen=True)
+class PlainFormat:
+    """Turns as plain text with something around them."""
+
+    user: str
+    """Before the user's text."""
+    assistant: str
+    """Between the user's text and the answer. Ends without a space: tokens begin with theirs."""
+    turn_end: str
+    """After the answer."""
+    stop: tuple[str, ...]
+    """Where an answer ends, beside the user's own stop strings."""
+
+    def text(self, turns: list[Turn]) -> str:
+        """The prompt that ends where the last turn's answer goes on."""
+        return self.turn_end.join(
+            f"{self.user}{turn.user}{self.assistant}{turn.answer}" for turn in turns
+        )
+
+    def ids(self, turns: list[Turn], tokenizer: Tokenizer) -> list[int]:
+        """The prompt's tokens."""
+        return [*begin_ids(tokenizer), *tokenizer.encode(self.text(turns), disallowed_special=())]
+
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """Turns as the model's own template writes them; its special tokens end the answer."""
+
+    template: ChatTemplate
+    system: str = ""
+    """What the model is told before the first turn; empty: the template's own words or nothing."""
+    stop: tuple[str, ...] = ()
+    """Where an answer ends, beside the user's own stop strings."""
+    turn_end: str = ""
+    """After the answer: the template writes it."""
+
+    def text(self, turns: list[Turn]) -> str:
+        """The prompt that ends where the model has to answer the last turn."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn.user})
+            if turn.answer:
+                messages.append({"role": "assistant", "content": turn.answer})
+        is_waiting = not turns or not turns[-1].answer
+        return self.template.render(messages, add_generation_prompt=is_waiting)
+
+    def ids(self, turns: list[Turn], tokenizer: Tokenizer) -> list[int]:
+        """The prompt's tokens.
+
+        Raises:
+            ConfigError: a text holds one of the template's own tokens, which would end its turn.
+        """
+        for text in [self.system, *(text for turn in turns for text in (turn.user, turn.answer))]:
+            _refuse_special(text, tokenizer)
+        return tokenizer.encode(self.text(turns), allowed_special="all")
+
+
+Format = PlainFormat | ModelFormat
+TRANSCRIPT = PlainFormat(
+    user="User: ", assistant="\nAssistant:", turn_end="\n", stop=("\nUser:", "\nAssistant:")
+)
+RAW = PlainFormat(user="", assistant="", turn_end="\n", stop=())
+
+
 @dataclass
 class Chat:
     """The state of one conversation."""
@@ -58,7 +104,7 @@ class Chat:
     model: Decoder
     tokenizer: Tokenizer
     config: SamplingConfig
-    template: ChatTemplate = TRANSCRIPT
+    format: Format = TRANSCRIPT
     turns: list[Turn] = field(default_factory=list)
     num_dropped: int = 0
     """Turns dropped from the beginning by the last `say`."""
@@ -73,17 +119,17 @@ class Chat:
     def say(self, text: str) -> Iterator[str]:
         """The answer to `text` in pieces; what was yielded becomes part of the history.
 
-        An empty `text` with the template RAW goes on where the last answer stopped.
+        An empty `text` with the format RAW goes on where the last answer stopped.
 
         Raises:
             ConfigError: `text` alone does not fit the context; the history is as before.
         """
         turns = list(self.turns)
-        if text or not turns or self.template is not RAW:
+        if text or not turns or self.format is not RAW:
             turns.append(Turn(text))
         # Each answer draws with a seed of its own, or the same question would get the same answer.
         seed = (self.config.seed + self._num_said) % 2**63
-        stop = (*self.config.stop, *self.template.stop)
+        stop = (*self.config.stop, *self.format.stop)
         config = self.config.model_copy(update={"stop": stop, "seed": seed})
         kept, prompt_ids = self._fit(turns)
         self._answer = stream(self.model, self.tokenizer, prompt_ids, config)
@@ -100,12 +146,12 @@ class Chat:
 
     def transcript(self) -> str:
         """The conversation as text, as the model sees it."""
-        return _render(self.turns, self.template) + self.template.turn_end
+        return self.format.text(self.turns) + self.format.turn_end
 
     def messages(self) -> list[dict[str, str]]:
         """The conversation as role and content, in the form that chat programs exchange."""
         return [
-            {"role": role, "content": content.strip() if self.template is not RAW else content}
+            {"role": role, "content": content.strip() if self.format is not RAW else content}
             for turn in self.turns
             for role, content in (("user", turn.user), ("assistant", turn.answer))
         ]
@@ -121,8 +167,7 @@ class Chat:
         # Room for the whole answer if it may be short, for a quarter of the context if not.
         limit = context - min(self.config.max_new_tokens, context // 4)
         for first in range(len(turns)):
-            prompt = _render(turns[first:], self.template)
-            ids = self.tokenizer.encode(prompt, disallowed_special=())
+            ids = self.format.ids(turns[first:], self.tokenizer)
             if len(ids) <= limit:
                 return turns[first:], ids
         raise ConfigError(
@@ -131,8 +176,10 @@ class Chat:
         )
 
 
-def _render(turns: list[Turn], template: ChatTemplate) -> str:
-    """The prompt that ends where the last turn's answer goes on."""
-    return template.turn_end.join(
-        f"{template.user}{turn.user}{template.assistant}{turn.answer}" for turn in turns
-    )
+def _refuse_special(text: str, tokenizer: Tokenizer) -> None:
+    try:
+        tokenizer.encode(text)
+    except DataError as err:
+        raise ConfigError(
+            f"the message holds a token that only the template may write: {err}"
+        ) from None

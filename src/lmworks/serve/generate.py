@@ -217,7 +217,7 @@ class _Sample:
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig, max_tokens: int) -> None:
         self.finish_reason: FinishReason | None = None
-        self._eot_id = tokenizer.eot_id
+        self._end_ids = {tokenizer.eot_id, *config.stop_ids}
         self._config = config
         self._max_tokens = max_tokens
         self._decoder = tokenizer.stream_decoder()
@@ -229,7 +229,7 @@ class _Sample:
         """The text that `token` makes certain; nothing once the sample has ended."""
         if self.finish_reason is not None:
             return ""
-        if token == self._eot_id:
+        if token in self._end_ids:
             self.finish_reason = "eot"
             return self._rest()
         self._token_ids.append(token)
@@ -307,7 +307,7 @@ def _prompt_ids(
             "it is not the tokenizer that the model was trained with"
         )
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, allowed_special="all")
+        ids = [*begin_ids(tokenizer), *tokenizer.encode(prompt, allowed_special="all")]
     else:
         ids = list(prompt)
     wrong = [i for i in ids if not 0 <= i < tokenizer.vocab_size]
@@ -331,3 +331,11 @@ def _prompt_ids(
             "--truncate-prompt (truncate_prompt=True)"
         )
     return ids
+
+
+def begin_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that the tokenizer's template puts before a text: often BOS, or none."""
+    items = tokenizer.template.single if tokenizer.template is not None else ()
+    sources = [item.source for item in items]
+    before = sources[: sources.index("A")] if "A" in sources else []
+    return [source for source in before if isinstance(source, int)]

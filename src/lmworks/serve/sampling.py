@@ -55,6 +55,9 @@ class SamplingConfig(Config):
     """Generation ends where one of these strings would be complete; the string is not part of the
     text. Empty: none."""
 
+    stop_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Generation ends with any of these tokens, as with the tokenizer's end-of-text."""
+
     max_new_tokens: Annotated[int, Field(ge=1)] = 200
     """At most this many tokens are generated."""
 

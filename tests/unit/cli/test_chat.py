@@ -115,7 +115,7 @@ def test_in_raw_mode_an_empty_line_goes_on(talk: Talk) -> None:
 class Interrupted:
     """A chat whose answer is interrupted after one piece."""
 
-    template = RAW
+    format = RAW
     turns: tuple[()] = ()
     num_dropped = 0
 

@@ -122,12 +122,6 @@ def test_integer_weights_are_refused(folder):
         load_pretrained(folder)
 
 
-def test_hugging_face_folder_is_named_as_such(folder):
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(CheckpointError, match=r"Hugging Face config .model_type='llama'"):
-        load_pretrained(folder)
-
-
 def test_run_folder_means_its_latest_checkpoint(tmp_path, folder):
     run = tmp_path / "run"
     for name in ["step-9", "step-10"]:
@@ -179,7 +173,7 @@ def test_run_and_its_checkpoints_open_with_the_runs_tokenizer(tmp_path, of):
 
 def test_tokenizer_with_more_tokens_than_the_model_knows_is_refused(folder):
     ByteTokenizer().save(folder / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"tokens, but the model .* vocab_size=37"):
+    with pytest.raises(CheckpointError, match=r"tokens, but the model knows vocab_size=37"):
         open_run(folder)
 
 

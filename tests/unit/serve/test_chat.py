@@ -6,7 +6,7 @@ import torch
 from lmworks.base.errors import ConfigError
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
-from lmworks.serve.chat import RAW, TRANSCRIPT, Chat, ChatTemplate
+from lmworks.serve.chat import RAW, TRANSCRIPT, Chat, PlainFormat
 from lmworks.serve.generate import generate
 from lmworks.serve.sampling import SamplingConfig
 from lmworks.tokenizer import ByteTokenizer
@@ -33,7 +33,7 @@ def model() -> Decoder:
     return model
 
 
-def new_chat(model: Decoder, template: ChatTemplate = TRANSCRIPT, **options: object) -> Chat:
+def new_chat(model: Decoder, template: PlainFormat = TRANSCRIPT, **options: object) -> Chat:
     values = {"max_new_tokens": 6, "top_k": 1, **options}
     return Chat(model, TOKENIZER, SamplingConfig.model_validate(values), template)
 
@@ -49,7 +49,7 @@ def test_the_model_continues_the_transcript(model: Decoder) -> None:
 
 def test_an_answer_ends_before_the_next_turn_of_the_user(model: Decoder) -> None:
     assert "\nUser:" in TRANSCRIPT.stop
-    chat = new_chat(model, ChatTemplate("", "", "", stop=tuple("abcdefghijklmnopqrstuvwxyz")))
+    chat = new_chat(model, PlainFormat("", "", "", stop=tuple("abcdefghijklmnopqrstuvwxyz")))
     assert "".join(chat.say("hi")) == ""
     assert chat.last is not None
     assert chat.last.finish_reason == "stop"

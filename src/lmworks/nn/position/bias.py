@@ -56,9 +56,7 @@ class T5Bias(nn.Module):
         return nn.functional.embedding(bucket, self.weight).movedim(-1, 1)
 
 
-def distances(
-    query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]
-) -> Int[Tensor, "B T S"]:
+def distances(query: Int[Tensor, "*batch T"], key: Int[Tensor, "*batch S"]) -> Int[Tensor, "B T S"]:
     """How many tokens each key is before each query; 0 for those after it."""
     distance = (query.unsqueeze(-1) - key.unsqueeze(-2)).clamp(min=0)
     return distance if distance.ndim == 3 else distance.unsqueeze(0)
