@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
@@ -38,6 +39,20 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+MLA = BASE | {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
@@ -100,6 +115,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": ("Mixtral", BASE | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("Mixtral", BASE | {"num_local_experts": 3, "sliding_window": 7}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        BASE
+        | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    ),
+    "qwen3-moe-dense": (
+        "Qwen3Moe",
+        BASE
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [2],
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        MLA
+        | {
+            "q_lora_rank": 20,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek-v2-lite": ("DeepseekV2", MLA | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v3": ("DeepseekV3", MLA | {"q_lora_rank": 20, "n_shared_experts": 1}),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        MLA
+        | {
+            "q_lora_rank": 20,
+            "rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
     "gemma3-short": ("Gemma3", BASE | {"head_dim": 16, "sliding_window": 8}),
 }
 
@@ -115,8 +168,9 @@ def make_peer(case: str) -> Any:
     torch.manual_seed(0)
     peer = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
-        for weight in peer.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
+        for name, weight in [*peer.named_parameters(), *peer.named_buffers()]:
+            if "inv_freq" not in name and "embed_scale" not in name:
+                weight.add_(0.1 * torch.randn_like(weight))
     return peer
 
 
@@ -218,3 +272,49 @@ def test_presets_can_be_written(tmp_path, preset):
     tokens_BT = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         assert torch.allclose(peer(tokens_BT).logits, model.eval()(tokens_BT), atol=2e-4)
+
+
+def with_mtp_module(folder: Path, to: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint of DeepSeek V3 with one more layer that predicts further, as the hub's has."""
+    tensors = load_file(folder / "model.safetensors")
+    last = {k: v for k, v in tensors.items() if k.startswith("model.layers.3.")}
+    module = {k.replace("layers.3.", "layers.4."): v + 0.01 for k, v in last.items()}
+    draw = torch.Generator().manual_seed(0)
+    module["model.layers.4.eh_proj.weight"] = torch.randn(48, 96, generator=draw)
+    for name in ("hnorm", "enorm", "shared_head.norm"):
+        module[f"model.layers.4.{name}.weight"] = torch.randn(48, generator=draw)
+    copies = {
+        "model.layers.4.embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+        "model.layers.4.shared_head.head.weight": tensors["lm_head.weight"].clone(),
+    }
+    to.mkdir()
+    save_file(tensors | module | copies, to / "model.safetensors")
+    (to / "config.json").write_text((folder / "config.json").read_text())
+    return tensors | module
+
+
+def test_modules_that_predict_further_are_read_and_written(saved, tmp_path):
+    _, folder = saved("deepseek-v3")
+    wanted = with_mtp_module(folder, tmp_path / "in")
+    model = load_hf(tmp_path / "in")
+    assert model.config.mtp.depth == 1
+    # DeepSeek's projection reads [embedding; hidden], ours [hidden; embedding].
+    theirs = wanted["model.layers.4.eh_proj.weight"]
+    ours = model.state_dict()["mtp.0.proj.weight"]
+    assert torch.equal(ours, torch.cat((theirs[:, 48:], theirs[:, :48]), dim=1))
+    save_hf(tmp_path / "out", model)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe-dense", "deepseek-v2", "deepseek-v3"])
+def test_experts_stacked_as_in_memory_are_read(saved, tmp_path, case):
+    peer, folder = saved(case)
+    save_file(dict(peer.state_dict()), tmp_path / "model.safetensors")
+    assert any(name.endswith("experts.gate_up_proj") for name in peer.state_dict())
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    wanted = load_hf(folder).state_dict()
+    for name, tensor in load_hf(tmp_path).state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name

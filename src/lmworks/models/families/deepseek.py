@@ -13,8 +13,15 @@ from lmworks.models.config import ModelConfig
 from lmworks.models.families.common import LLAMA_NAMES, read_mlp, read_sizes, write_llama_like
 from lmworks.models.families.family import Family, Values
 from lmworks.models.families.fields import Fields
-from lmworks.models.families.moe import EXPERT_NAMES, dense_and_moe, expert_pieces, mlps_of
+from lmworks.models.families.moe import (
+    EXPERT_NAMES,
+    dense_and_moe,
+    expert_pieces,
+    mlps_of,
+    pieces_with_experts,
+)
 from lmworks.models.families.rope import read_rope, score_scale
+from lmworks.models.families.weights import Piece, columns
 
 _NAMES: Final = (
     LLAMA_NAMES
@@ -30,6 +37,11 @@ _NAMES: Final = (
         "layers.{layer}.mlp.shared.gate": "model.layers.{layer}.mlp.shared_experts.gate_proj",
         "layers.{layer}.mlp.shared.up": "model.layers.{layer}.mlp.shared_experts.up_proj",
         "layers.{layer}.mlp.shared.down": "model.layers.{layer}.mlp.shared_experts.down_proj",
+        # Of modules that predict further tokens.
+        "layers.{layer}.hidden_norm": "model.layers.{layer}.hnorm",
+        "layers.{layer}.embed_norm": "model.layers.{layer}.enorm",
+        "layers.{layer}.proj": "model.layers.{layer}.eh_proj",
+        "layers.{layer}.norm": "model.layers.{layer}.shared_head.norm",
     }
 )
 _LATENT_EPS: Final = 1e-6
@@ -110,6 +122,10 @@ def _read_v3(fields: Fields, there: Collection[str]) -> Values:
         "group_score": "top2_sum",
     }
     values = _read(fields, router)
+    depth = fields.size("num_nextn_predict_layers", 0)
+    has_modules = f"model.layers.{values['num_layers']}.eh_proj.weight" in there
+    if depth and (has_modules or not there):  # transformers keeps the key and drops the weights
+        values["mtp"] = {"kind": "sequential", "depth": depth}
     if not fields.flag("rope_interleave", True):
         values["position"]["pairing"] = "half"
     return values
@@ -164,8 +180,44 @@ def _write_v2(config: ModelConfig) -> Values:
 
 def _write_v3(config: ModelConfig) -> Values:
     is_interleaved = getattr(config.position, "pairing", "half") == "interleaved"
-    hub = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0}
-    return _write(config) | hub | {"rope_interleave": is_interleaved}
+    return _write(config) | {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": config.mtp.depth,
+        "rope_interleave": is_interleaved,
+    }
+
+
+def _pieces_v3(config: ModelConfig, there: Collection[str]) -> dict[str, list[Piece]]:
+    """A module that predicts further tokens is stored as one more layer."""
+    as_layer: dict[str, str] = {}
+    for name in config.weight_shapes():
+        first, _, rest = name.partition(".")
+        if first == "mtp":
+            depth, _, local = rest.partition(".")
+            layer = config.num_layers + int(depth)
+            as_layer[name] = f"layers.{layer}.{local.removeprefix('block.')}"
+        else:
+            as_layer[name] = name
+    shapes = {as_layer[name]: shape for name, shape in config.weight_shapes().items()}
+    found = pieces_with_experts(shapes, _NAMES, there)
+    pieces = {name: found[layer_name] for name, layer_name in as_layer.items()}
+    for name, parts in pieces.items():
+        if name.startswith("mtp.") and name.endswith(".proj.weight"):
+            pieces[name] = _swapped(parts[0].theirs, config.d_model)
+    return pieces
+
+
+def _swapped(theirs: str, d_model: int) -> list[Piece]:
+    """Their projection reads [embedding; hidden state], ours the other way round."""
+    left, right = columns(0, d_model), columns(d_model, 2 * d_model)
+    return [Piece(theirs, part=right, ours=left), Piece(theirs, part=left, ours=right)]
+
+
+def _is_left_over(name: str) -> bool:
+    """Copies of the embedding and of the head that each of those modules has."""
+    is_embedding = name.startswith("model.layers.") and name.endswith(".embed_tokens.weight")
+    return is_embedding or name.endswith((".shared_head.head.weight", "rotary_emb.inv_freq"))
 
 
 DEEPSEEK_V2 = Family(
@@ -181,6 +233,7 @@ DEEPSEEK_V3 = Family(
     "DeepseekV3ForCausalLM",
     _read_v3,
     _write_v3,
-    expert_pieces(_NAMES),
+    _pieces_v3,
     defaults={"routed_scaling_factor": 2.5, "first_k_dense_replace": 3},
+    is_left_over=_is_left_over,
 )

@@ -82,10 +82,14 @@ def _write_qwen2(config: ModelConfig) -> Values:
     return write_llama_like(config) | _write_qwen_windows(config)
 
 
-def read_qwen3(fields: Fields, there: Collection[str]) -> Values:
-    """Dense Qwen 3; the sparse one adds experts."""
+def _read_qwen3_dense(fields: Fields, there: Collection[str]) -> Values:
+    return read_qwen3(fields, head_dim=128)
+
+
+def read_qwen3(fields: Fields, *, head_dim: int) -> Values:
+    """Dense Qwen 3; the sparse one adds experts. `head_dim` is as in `read_heads`."""
     fields.refuse_unless("attention_bias", False)
-    values = read_llama_like(fields, default_eps=1e-6, head_dim=128)
+    values = read_llama_like(fields, default_eps=1e-6, head_dim=head_dim)
     values["attention"]["qk_norm"] = True
     return values | _read_qwen_windows(fields, values["num_layers"])
 
@@ -102,7 +106,7 @@ QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, table_pie
 QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
-    read_qwen3,
+    _read_qwen3_dense,
     _write_qwen3,
     table_pieces(LLAMA_NAMES | QK_NORM_NAMES),
 )

@@ -22,6 +22,7 @@ from lmworks.models.families.family import Family, Values
 from lmworks.models.families.fields import Fields
 from lmworks.models.families.llama import read_qwen3
 from lmworks.models.families.weights import Piece, is_stacked, plain_pieces
+from lmworks.nn.config import Shapes
 
 EXPERT_NAMES: Final = {
     "layers.{layer}.mlp.router": "model.layers.{layer}.mlp.gate",
@@ -41,18 +42,24 @@ _MIXTRAL_NAMES: Final = LLAMA_NAMES | {
 def expert_pieces(
     table: Mapping[str, str],
 ) -> Callable[[ModelConfig, Collection[str]], dict[str, list[Piece]]]:
-    """The `pieces` of a family with experts: one tensor each, or stacked as they are in memory."""
+    """The `pieces` of a family with experts."""
 
     def pieces(config: ModelConfig, there: Collection[str]) -> dict[str, list[Piece]]:
-        shapes = config.weight_shapes()
-        if not is_stacked(there):
-            return plain_pieces(shapes, table)
-        stacked = {name: _stacked(name, shape) for name, shape in shapes.items()}
-        plain = {name: shape for name, shape in shapes.items() if stacked[name] is None}
-        found = {name: [piece] for name, piece in stacked.items() if piece is not None}
-        return found | plain_pieces(plain, {**table, **EXPERT_NAMES})
+        return pieces_with_experts(config.weight_shapes(), table, there)
 
     return pieces
+
+
+def pieces_with_experts(
+    shapes: Shapes, table: Mapping[str, str], there: Collection[str]
+) -> dict[str, list[Piece]]:
+    """Experts in one tensor each, or where they are there so, stacked as they are in memory."""
+    if not is_stacked(there):
+        return plain_pieces(shapes, table)
+    stacked = {name: _stacked(name, shape) for name, shape in shapes.items()}
+    plain = {name: shape for name, shape in shapes.items() if stacked[name] is None}
+    found = {name: [piece] for name, piece in stacked.items() if piece is not None}
+    return found | plain_pieces(plain, {**table, **EXPERT_NAMES})
 
 
 def _stacked(name: str, shape: tuple[int, ...]) -> Piece | None:
@@ -118,7 +125,7 @@ def _write_mixtral(config: ModelConfig) -> Values:
 
 def _read_qwen3_moe(fields: Fields, there: Collection[str]) -> Values:
     fields.refuse_unless("use_sliding_window", False)
-    values = read_qwen3(fields, there)
+    values = read_qwen3(fields, head_dim=0)
     num_layers, dense = values["num_layers"], values["mlp"]
     step = fields.count("decoder_sparse_step", 1)
     dense_layers = fields.raw("mlp_only_layers", [])
