@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train a model from a recipe, or resume a run",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model in the terminal",
+    "upcycle": "make a mixture of experts of a dense model",
     "eval": "held-out loss, perplexity and bits per byte",
     "report": "write a run's report.html",
     "doctor": "versions, cores, instruction set, memory, torch build",

@@ -12,6 +12,7 @@ for each one of the forward (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
@@ -24,7 +25,7 @@ from pydantic import (
 )
 
 from lmworks.base.config import Config, suggest
-from lmworks.models.presets import preset_values
+from lmworks.models.presets import PRESET_NAMES, preset_values
 from lmworks.nn.config import (
     SELECTION_BIAS,
     AnyAttentionConfig,
@@ -96,7 +97,8 @@ class LayerConfig(NamedTuple):
 
 
 class ModelConfig(Config):
-    """Architecture of a decoder LM. `preset: NAME` fills it from a known model."""
+    """Architecture of a decoder LM. `preset: NAME` fills it from a known model, `preset: FOLDER`
+    from a run or another folder with a model."""
 
     vocab_size: PositiveInt
     """Rows of the embedding: token ids run from 0 to vocab_size - 1."""
@@ -139,7 +141,15 @@ class ModelConfig(Config):
 
     @classmethod
     def preset_values(cls, name: str) -> dict[str, Any]:
-        """Values of the preset `name`; raises ConfigError that lists the known names."""
+        """Values of the preset `name`, or of the model in the folder `name` (a run, for example).
+
+        Raises ConfigError that lists the known names, or CheckpointError for a folder without a
+        model.
+        """
+        if name not in PRESET_NAMES and Path(name).is_dir():
+            from lmworks.models.pretrained import checkpoint_folder, load_config
+
+            return load_config(checkpoint_folder(name)).model_dump(mode="json")
         return preset_values(name)
 
     @classmethod

@@ -22,6 +22,7 @@ from lmworks.base.config import load
 from lmworks.base.errors import StorageError, TrainingError
 from lmworks.data.shard import ShardSet, open_shards
 from lmworks.models.decoder import Decoder
+from lmworks.models.pretrained import load_pretrained
 from lmworks.tokenizer import Tokenizer
 from lmworks.tokenizer import load as load_tokenizer
 from lmworks.train.accelerate import configure
@@ -98,8 +99,11 @@ class Trainer:
         )
         self.store.clean()
         train_shards, self.val_shards = open_run_shards(run, recipe, self.tokenizer)
+        resume_from = resume_from or self.store.latest()
         with explain_out_of_memory(recipe):
-            self.state = TrainingState(recipe, train_shards)
+            is_fresh = resume_from is None and recipe.train.init_from != ""
+            weights = load_pretrained(recipe.train.init_from).state_dict() if is_fresh else None
+            self.state = TrainingState(recipe, train_shards, weights=weights)
         self._restore(resume_from)
         self._saved_step = self.state.step
         self._flops_per_token = recipe.model.flops_per_token(
@@ -288,12 +292,10 @@ class Trainer:
 
     def _restore(self, name: str | None) -> None:
         """Go to the checkpoint, and drop the metrics that came after it."""
-        if name is not None or self.store.latest() is not None:
-            chosen = name or self.store.latest()
-            snapshot = self.store.load(chosen)
-            self.state.restore(snapshot, where=str(self.run.checkpoints / str(chosen)))
-        if name is not None and not name.startswith(FAILED_PREFIX):
-            self.store.point_latest_at(name)
+        if name is not None:
+            self.state.restore(self.store.load(name), where=str(self.run.checkpoints / name))
+            if not name.startswith(FAILED_PREFIX):
+                self.store.point_latest_at(name)
         truncate_metrics(self.run.path, after_step=self.state.step)
 
     def _event(self, event: str) -> None:

@@ -21,6 +21,7 @@ from lmworks.data.loader import Loader
 from lmworks.data.pack import pack
 from lmworks.data.read import DocumentReader, first_text, list_files
 from lmworks.data.shard import open_shards, read_manifest
+from lmworks.models.pretrained import checkpoint_folder
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import recipe as recipes
 from lmworks.train.accelerate import configure
@@ -99,6 +100,8 @@ def check_inputs(loaded: Loaded[Recipe]) -> None:
     """Raise before any work if a file that the recipe names does not exist or cannot fit."""
     recipe = loaded.config
     check_packages(recipe.log)
+    if recipe.train.init_from:
+        checkpoint_folder(recipe.train.init_from)
     if isinstance(recipe.data, TextData):
         if not recipe.data.files:
             raise ConfigError("data.files is empty: name text files or folders, data.files=[PATH]")
@@ -176,8 +179,9 @@ def resolve(
     if values["train"]["precision"] == "auto":
         values["train"]["precision"] = acceleration.precision
         sources["train.precision"] = "this machine"
-    for section, key in (("tokenizer", "path"), ("data", "train"), ("data", "val")):
-        if key in values[section]:
+    paths = (("tokenizer", "path"), ("data", "train"), ("data", "val"), ("train", "init_from"))
+    for section, key in paths:
+        if values[section].get(key):
             values[section][key] = str(Path(values[section][key]).resolve())
     return Recipe.model_validate(values), sources
 

@@ -142,6 +142,9 @@ class TrainConfig(Config):
     """Largest norm of all gradients together; 0 clips nothing."""
     z_loss_weight: NonNegativeFloat = 0.0
     """Weight of logsumexp(logits)^2, which keeps logits small; 1e-4 is usual."""
+    init_from: str = ""
+    """Run, checkpoint or model folder whose weights the run starts from; `model: {preset: FOLDER}`
+    takes over its architecture. Empty: fresh weights."""
     seed: Seed = 0
     """Of the initial weights, the order of the data and dropout."""
     deterministic: bool = False

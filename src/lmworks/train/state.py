@@ -1,10 +1,12 @@
 """What training changes: model, optimizer, data position, random state, counters.
 
-A run is a pure function of its recipe and its shards: `TrainingState(recipe, shards)` is step 0,
-and `restore(snapshot())` is the same state again, bit for bit, in any later process with the same
-number of threads. Nothing else in the loop carries information from one step to the next.
+A run is a pure function of its recipe, its shards and the weights that it starts from, if those are
+not fresh: `TrainingState(recipe, shards)` is step 0, and `restore(snapshot())` is the same state
+again, bit for bit, in any later process with the same number of threads. Nothing else in the loop
+carries information from one step to the next.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,13 +38,18 @@ class TrainingState:
     Args:
         recipe: resolved; `train.precision` must be fp32 or bf16.
         shards: the training tokens.
+        weights: to start from, by name; drawn from `train.seed` if left out.
     """
 
-    def __init__(self, recipe: Recipe, shards: ShardSet) -> None:
+    def __init__(
+        self, recipe: Recipe, shards: ShardSet, *, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         torch.manual_seed(recipe.train.seed)
         self.recipe = recipe
         generator = torch.Generator().manual_seed(recipe.train.seed)
         self.model = Decoder(recipe.model, generator=generator)
+        if weights is not None:
+            copy_tensors(self.model.state_dict(), weights, where=recipe.train.init_from)
         self.loader = Loader(
             shards,
             batch_size=recipe.train.batch_size,

@@ -12,8 +12,12 @@ import pytest
 import torch
 import yaml
 
+from lmworks.base.config import load
 from lmworks.base.errors import CheckpointError, ConfigError, StorageError, TrainingError
+from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
+from lmworks.models.pretrained import load_pretrained, save_pretrained
+from lmworks.models.upcycle import upcycle
 from lmworks.tokenizer import Tokenizer
 from lmworks.train import loop
 from lmworks.train import step as step_module
@@ -392,3 +396,63 @@ def test_what_routers_do_is_logged(run: RunFolder) -> None:
 def test_a_dense_model_logs_nothing_of_routers(straight: RunFolder) -> None:
     assert not [r for r in read_metrics(straight.path) if r["kind"] == "routing"]
     assert "load_entropy" not in read_metrics(straight.path)[1]
+
+
+def starting_from(run: RunFolder, source: Path, **model: Any) -> RunFolder:
+    """The prepared run, to start from the weights in another folder."""
+    values = yaml.safe_load(run.recipe.read_text())
+    values["train"]["init_from"] = str(source)
+    values["model"] = ModelConfig.preset_values(str(source)) | model
+    run.recipe.write_text(yaml.safe_dump(values))
+    return run
+
+
+def first_loss(run: RunFolder) -> float:
+    return float(next(r["loss"] for r in read_metrics(run.path) if r["kind"] == "train"))
+
+
+def test_a_run_starts_from_the_weights_of_another(run: RunFolder, straight: RunFolder) -> None:
+    trainer = loop.Trainer(
+        starting_from(run, straight.path), load(Recipe, run.recipe).config, sampler=sampler
+    )
+    trainer.close()
+    expected = load_pretrained(straight.path).state_dict()
+    weights = trainer.state.snapshot().weights
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_an_upcycled_run_starts_at_the_loss_of_the_dense_one(
+    run: RunFolder, straight: RunFolder, tmp_path: Path
+) -> None:
+    again = RunFolder(tmp_path / "dense")
+    shutil.copytree(run.path, again.path)
+    run_training(starting_from(again, straight.path, dropout=0.0))
+    mixture = upcycle(
+        load_pretrained(straight.path),
+        num_experts=4,
+        top_k=2,
+        granularity=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    save_pretrained(tmp_path / "moe", mixture)
+    run_training(starting_from(run, tmp_path / "moe", dropout=0.0))
+    # Equal up to rounding, of bf16 where the machine prefers it.
+    assert first_loss(run) == pytest.approx(first_loss(again), rel=5e-3)
+    assert first_loss(run) < first_loss(straight) - 0.1
+
+
+def test_a_resumed_run_needs_its_origin_no_more(
+    run: RunFolder, straight: RunFolder, tmp_path: Path
+) -> None:
+    origin = shutil.copytree(straight.path, tmp_path / "origin")
+    run_training(starting_from(run, origin))
+    shutil.rmtree(origin)
+    change_recipe(run, ["train.steps=10"], write=True)
+    assert run_training(run).step == 10
+
+
+def test_weights_of_another_architecture_are_no_start(run: RunFolder, straight: RunFolder) -> None:
+    starting_from(run, straight.path, num_layers=2)
+    with pytest.raises(CheckpointError, match=r"do not match the model: missing layers\.1"):
+        run_training(run)
