@@ -23,7 +23,7 @@ from lmworks.tokenizer.byte_letters import from_letters, to_letters
 from lmworks.tokenizer.gguf_metadata import Value
 from lmworks.tokenizer.preprocess import Unknown
 from lmworks.tokenizer.sentencepiece import SentencePieceTokenizer
-from lmworks.tokenizer.sentencepiece_text import TextRules
+from lmworks.tokenizer.sentencepiece_text import SPACE, TextRules
 from lmworks.tokenizer.sentencepiece_vocabulary import PieceType, Vocabulary
 from lmworks.tokenizer.template import Template, TemplateItem
 from lmworks.tokenizer.token_table import TokenTable
@@ -179,6 +179,10 @@ def _sentencepiece(
     if PieceType.UNKNOWN not in types and unknown_id is not None:
         # Some converters write the unknown token as a control token.
         types[unknown_id] = PieceType.UNKNOWN
+    # llama.cpp looks for these in the text as it is, SentencePiece in pieces' spelling.
+    for token_id, kind in enumerate(types):
+        if kind == PieceType.USER_DEFINED:
+            pieces[token_id] = pieces[token_id].replace(" ", SPACE)
     vocabulary = Vocabulary(pieces=tuple(pieces), types=tuple(types), scores=tuple(scores))
     key = _GGML + "precompiled_charsmap"
     numbers = _optional(pairs, key, list, "a list of bytes") or []
@@ -390,6 +394,8 @@ def _sentencepiece_pairs(tokenizer: SentencePieceTokenizer) -> dict[str, Value]:
     if tokenizer.added_tokens:
         raise _no_form("it has added tokens")
     pieces = [f"[UNUSED{i}]" if p is None else p for i, p in enumerate(vocabulary.pieces)]
+    for token_id in vocabulary.ids_of(PieceType.USER_DEFINED):
+        pieces[token_id] = pieces[token_id].replace(SPACE, " ")
     types = [
         PieceType.UNUSED if piece is None else kind
         for piece, kind in zip(vocabulary.pieces, vocabulary.types, strict=True)
