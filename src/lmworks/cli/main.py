@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": "talk to a trained model in the terminal",
     "upcycle": "make a mixture of experts of a dense model",
     "eval": "held-out loss, perplexity and bits per byte",
+    "convert": "write a model as a Hugging Face folder, a GGUF file or one of ours",
     "report": "write a run's report.html",
     "doctor": "versions, cores, instruction set, memory, torch build",
 }

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "lmworks params gpt2-small num_layers=6 --batch-size 4",
     )
     add = parser.add_argument
-    add("what", nargs="?", metavar="RECIPE|PRESET", help="recipe file, run folder or preset")
+    add("what", nargs="?", metavar="RECIPE|PRESET", help="recipe, run, preset or model")
     add(
         "overrides",
         nargs="*",
@@ -96,11 +96,25 @@ def _job(what: str, overrides: Sequence[str], args: argparse.Namespace) -> Job:
     path = Path(what)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{what!r} is neither a file nor a preset{suggest(what, PRESET_NAMES)}")
+    if path.suffix == ".gguf" or (path / "config.json").is_file():
+        return _model_job(path, overrides, args)
     return _recipe_job(path / "recipe.yaml" if path.is_dir() else path, overrides, args)
 
 
+def _model_job(path: Path, overrides: Sequence[str], args: argparse.Namespace) -> Job:
+    """A model that is there already, as if it were to be trained anew."""
+    from lmworks.models.pretrained import load_config
+
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: values of the model in {path} cannot be changed")
+    return _job_of(path.name, load_config(path), args)
+
+
 def _preset_job(name: str, overrides: Sequence[str], args: argparse.Namespace) -> Job:
-    model = load(ModelConfig, None, [f"preset={name}", *overrides]).config
+    return _job_of(name, load(ModelConfig, None, [f"preset={name}", *overrides]).config, args)
+
+
+def _job_of(name: str, model: ModelConfig, args: argparse.Namespace) -> Job:
     batch_size = args.batch_size or 8
     return Job(
         name=name,

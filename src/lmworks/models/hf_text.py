@@ -1,5 +1,6 @@
-"""The text side of a Hugging Face folder: tokenizer, chat template, tokens that end an answer.
+"""The text side of a model folder: tokenizer, chat template, tokens that end an answer.
 
+The files are Hugging Face's; our own folders have them too, with our tokenizer.json among them.
 Read are tokenizer.json, tokenizer.model (SentencePiece) or vocab.json with merges.txt (GPT-2), and
 of tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json what says
 which tokens are special. Written are tokenizer.json, tokenizer_config.json, generation_config.json.
@@ -7,7 +8,7 @@ which tokens are special. Written are tokenizer.json, tokenizer_config.json, gen
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from lmworks import tokenizer
 from lmworks.base.errors import CheckpointError, DataError
@@ -77,8 +78,11 @@ def save_hf_text(
     special_ids: Mapping[str, int] | None = None,
     stop_ids: tuple[int, ...] = (),
     max_seq_len: int,
+    format: Literal["hf", "lmworks"] = "hf",
 ) -> None:
     """Write the files that transformers' AutoTokenizer and generation read.
+
+    With format="lmworks" tokenizer.json is our own, which every tokenizer has.
 
     Raises:
         ConfigError: this kind of tokenizer has no Hugging Face form.
@@ -88,7 +92,7 @@ def save_hf_text(
     ids = dict(special_ids or {})
     if "eos" not in ids and text_codec.eot_id is not None:
         ids["eos"] = text_codec.eot_id
-    tokenizer.save(text_codec, folder / TOKENIZER_FILE, format="hf")
+    tokenizer.save(text_codec, folder / TOKENIZER_FILE, format=format)
     names = {i: text for text, i in (text_codec.special_tokens | text_codec.added_tokens).items()}
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

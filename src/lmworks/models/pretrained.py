@@ -22,20 +22,23 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmworks import tokenizer
 from lmworks.base.errors import CheckpointError
 from lmworks.base.storage import atomic_file, write_json
+from lmworks.models import gguf
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
 from lmworks.models.hf import is_hf_config, load_hf, load_hf_config
-from lmworks.models.hf_text import load_hf_text
+from lmworks.models.hf_text import PARTS, has_tokenizer, load_hf_text
 from lmworks.models.state import build_decoder
 from lmworks.models.tensor_file import Header, TensorFile, first_reason, read_json_object
 from lmworks.tokenizer import Tokenizer
 from lmworks.tokenizer.chat_template import ChatTemplate
 
 WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE = "model.safetensors", "config.json", "tokenizer.json"
+GGUF_SUFFIX = ".gguf"
 CHECKPOINTS_FOLDER, LATEST_FILE = "checkpoints", "latest"
+
+_ENDING_PARTS = ("eos", "eot", "eom")
 
 
 class Run(NamedTuple):
@@ -90,6 +93,8 @@ def load_pretrained(path: str | Path, *, dtype: torch.dtype | None = None) -> De
         CheckpointError: a file is missing, truncated or not what it says, or the tensors are those
             of another architecture; names the first missing, unexpected and mis-shaped ones.
     """
+    if is_gguf(path):
+        return gguf.load_model(path, dtype=dtype or torch.float32)
     folder = checkpoint_folder(path)
     values = read_json_object(folder / CONFIG_FILE)
     if is_hf_config(values):
@@ -99,43 +104,62 @@ def load_pretrained(path: str | Path, *, dtype: torch.dtype | None = None) -> De
         return build_decoder(config, _OwnWeights(file), dtype=dtype)
 
 
+def load_config(path: str | Path) -> ModelConfig:
+    """The architecture of the model in `path`; weights are not read."""
+    if is_gguf(path):
+        return gguf.load_config(path)
+    folder = checkpoint_folder(path)
+    values = read_json_object(folder / CONFIG_FILE)
+    return load_hf_config(folder) if is_hf_config(values) else _own_config(values, folder)
+
+
 def open_run(path: str | Path, *, dtype: torch.dtype | None = None) -> Run:
-    """Model and tokenizer of a run, of one of its checkpoints, or of a folder that holds both.
+    """Model and tokenizer of a run, a checkpoint of one, a model folder, or a .gguf file.
 
     Raises:
         CheckpointError: as `load_pretrained`; or there is no tokenizer, or that of another model.
         DataError: the tokenizer's file is not right.
     """
+    if is_gguf(path):
+        return _open_gguf(Path(path), dtype or torch.float32)
     folder = checkpoint_folder(path)
-    if is_hf_config(read_json_object(folder / CONFIG_FILE)):
-        text = load_hf_text(folder)
-        run = Run(
-            load_hf(folder, dtype=dtype),
-            text.tokenizer,
-            folder,
-            text.chat_template,
-            text.special_ids,
-            text.stop_ids,
-        )
-    else:
-        run = Run(load_pretrained(folder, dtype=dtype), _own_tokenizer(folder), folder)
-    num_tokens, vocab_size = run.tokenizer.vocab_size, run.model.config.vocab_size
+    text = load_hf_text(_tokenizer_home(folder))
+    model = load_pretrained(folder, dtype=dtype)
+    num_tokens, vocab_size = text.tokenizer.vocab_size, model.config.vocab_size
     if num_tokens > vocab_size:
         raise CheckpointError(
             f"{folder}: its tokenizer has {num_tokens} tokens, but the model knows "
             f"vocab_size={vocab_size}; it is not the tokenizer of this model"
         )
-    return run
+    return Run(model, text.tokenizer, folder, text.chat_template, text.special_ids, text.stop_ids)
 
 
-def _own_tokenizer(folder: Path) -> Tokenizer:
-    """Of a folder, or of the run that it is a checkpoint of."""
+def is_gguf(path: str | Path) -> bool:
+    """Whether `path` is a file by the name of GGUF files."""
+    return Path(path).suffix == GGUF_SUFFIX and Path(path).is_file()
+
+
+def _open_gguf(path: Path, dtype: torch.dtype) -> Run:
+    loaded = gguf.load(path, dtype=dtype)
+    ids = loaded.special_ids
+    known = loaded.tokenizer.special_tokens | loaded.tokenizer.added_tokens
+    texts = {token_id: text for text, token_id in known.items()}
+    names = {PARTS[part]: texts[i] for part, i in ids.items() if part in PARTS and i in texts}
+    source = loaded.chat_template
+    template = None if source is None else ChatTemplate(source, names)
+    stop_ids = tuple(dict.fromkeys(ids[part] for part in _ENDING_PARTS if part in ids))
+    return Run(loaded.model, loaded.tokenizer, path, template, ids, stop_ids)
+
+
+def _tokenizer_home(folder: Path) -> Path:
+    """The folder itself, or the run that it is a checkpoint of."""
     homes = [folder, folder.parent.parent] if folder.parent.name == CHECKPOINTS_FOLDER else [folder]
-    files = [home / TOKENIZER_FILE for home in homes]
-    found = [file for file in files if file.is_file()]
+    found = [home for home in homes if has_tokenizer(home)]
     if not found:
-        raise CheckpointError(f"{files[-1]}: missing; a run keeps its tokenizer there")
-    return tokenizer.load(found[0])
+        raise CheckpointError(
+            f"{homes[-1] / TOKENIZER_FILE}: missing; a run keeps its tokenizer there"
+        )
+    return found[0]
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -162,13 +186,6 @@ def checkpoint_folder(path: str | Path) -> Path:
     if not found:
         raise CheckpointError(f"{path}: the run has no checkpoint yet")
     return max(found, key=lambda p: int(p.name.removeprefix("step-")))
-
-
-def load_config(path: str | Path) -> ModelConfig:
-    """The architecture of the model in `path`; weights are not read."""
-    folder = checkpoint_folder(path)
-    values = read_json_object(folder / CONFIG_FILE)
-    return load_hf_config(folder) if is_hf_config(values) else _own_config(values, folder)
 
 
 def _own_config(values: Mapping[str, Any], folder: Path) -> ModelConfig:

@@ -7,7 +7,7 @@ container.py opens a file, layout.py and convert.py know its number formats, arc
 metadata.py and rope.py its pairs, names.py and places.py its tensors.
 """
 
-from lmworks.models.gguf.read import LoadedGguf, load, load_model
+from lmworks.models.gguf.read import LoadedGguf, load, load_config, load_model
 from lmworks.models.gguf.save import save
 
-__all__ = ["LoadedGguf", "load", "load_model", "save"]
+__all__ = ["LoadedGguf", "load", "load_config", "load_model", "save"]

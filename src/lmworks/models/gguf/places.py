@@ -9,7 +9,7 @@ position and of a value.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lmworks.models.gguf.convert import dequantize_into
 Shape = tuple[int, ...]
 
 
+@runtime_checkable
 class Place(Protocol):
     """One weight of ours."""
 

@@ -76,14 +76,29 @@ def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Decod
         return _model_of(file, dtype=dtype)
 
 
+def load_config(path: str | Path) -> ModelConfig:
+    """The architecture of the model in a GGUF file; weights are not read.
+
+    Raises:
+        CheckpointError: as `load_model`.
+        DataError: as `load_model`.
+    """
+    with open_gguf(path) as file:
+        return _config_of_file(file, _architecture(file))
+
+
 def _model_of(file: GgufFile, *, dtype: torch.dtype) -> Decoder:
     architecture = _architecture(file)
+    config = _config_of_file(file, architecture)
+    return build_decoder(config, GgufWeights(file, config, architecture), dtype=dtype)
+
+
+def _config_of_file(file: GgufFile, architecture: str) -> ModelConfig:
     tensors = {info.name: _shaped(file, info) for info in file.tensors.values()}
     try:
-        config = config_of(file.pairs, tensors, architecture)
+        return config_of(file.pairs, tensors, architecture)
     except CheckpointError as err:
         raise CheckpointError(f"{file.path}: {err}") from None
-    return build_decoder(config, GgufWeights(file, config, architecture), dtype=dtype)
 
 
 def _architecture(file: GgufFile) -> str:
