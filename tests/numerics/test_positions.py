@@ -66,6 +66,12 @@ CASES = {
          "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096},
         64, 131072,
     ),
+    "a ramp that ends beyond the last pair": (
+        {"scaling": {"kind": "yarn", "factor": 2.0, "original_max_seq_len": 2**20}},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
+         "original_max_position_embeddings": 2**20},
+        64, 2**21,
+    ),
     "half of each head": (
         {"rotary_fraction": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5},

@@ -75,6 +75,37 @@ def test_rope_is_its_formula():
             assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_interleaved_rope_turns_neighbours():
+    rope = make_rope(head_dim=8, theta=100.0, pairing="interleaved")
+    x = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = rotate(x, rope(torch.arange(5)))
+    for m in range(5):
+        for i in range(4):
+            angle = m * 100.0 ** (-2 * i / 8)
+            pair = complex(x[0, 0, m, 2 * i], x[0, 0, m, 2 * i + 1])
+            expected = pair * complex(math.cos(angle), math.sin(angle))
+            found = complex(turned[0, 0, m, 2 * i], turned[0, 0, m, 2 * i + 1])
+            assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_partial_rope_turns_the_first_elements_as_a_smaller_head_and_leaves_the_rest(pairing):
+    x = torch.randn(2, 3, 5, 16, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(5)
+    turned = rotate(x, make_rope(16, rotary_fraction=0.375, pairing=pairing)(positions))
+    expected = rotate(x[..., :6], make_rope(6, pairing=pairing)(positions))
+    assert torch.equal(turned[..., :6], expected)
+    assert torch.equal(turned[..., 6:], x[..., 6:])
+
+
+def test_rotations_of_packed_rows_are_each_rows_own():
+    x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([[0, 1, 2, 3], [0, 1, 0, 1]])
+    turned = rotate(x, ROPE(positions))
+    for row in range(2):
+        assert torch.equal(turned[row], rotate(x[row : row + 1], ROPE(positions[row]))[0])
+
+
 def test_rope_angles_are_exact_far_out():
     rotation = make_rope(head_dim=4, theta=500_000.0)(torch.tensor([200_000]))
     angle = 200_000 * 500_000.0**-0.5
