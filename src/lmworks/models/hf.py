@@ -174,7 +174,6 @@ class _HFWeights:
         self._family = family_named(values.get("model_type"), where=where)
         self._files = _under_full_names(files, self._family)
         fields = self._family.fields(values, where=where, max_layers=len(self._files))
-        fields.refuse_unless("quantization_config")
         self.config = _model_config(self._family.read(fields, self._files), where)
         fields.finish()
         self._pieces = self._checked_pieces()

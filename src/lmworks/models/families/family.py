@@ -42,5 +42,8 @@ class Family:
     def fields(
         self, values: Mapping[str, Any], *, where: str, max_layers: int = MAX_COUNT
     ) -> Fields:
-        """The keys of a config.json, to be read."""
-        return Fields({**self.defaults, **values}, where=where, max_layers=max_layers)
+        """The keys of a config.json, to be read; what no family supports is refused here."""
+        fields = Fields({**self.defaults, **values}, where=where, max_layers=max_layers)
+        fields.refuse_unless("quantization_config")
+        fields.refuse_unless("is_encoder_decoder", False)
+        return fields
