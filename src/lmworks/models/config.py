@@ -11,9 +11,9 @@ for each one of the forward (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from lmworks.base.config import Config, suggest
+from lmworks.models.layer_kinds import LayerConfig, LayerKind, expand_pattern
 from lmworks.models.presets import PRESET_NAMES, preset_values
 from lmworks.nn.config import (
     SELECTION_BIAS,
@@ -44,14 +45,12 @@ from lmworks.nn.config import (
     prefixed,
 )
 
+__all__ = ["MAX_SEQ_LEN", "InitConfig", "LayerConfig", "LayerKind", "ModelConfig", "NormPosition"]
+
 TRAINING_FLOPS_FACTOR = 3
 MAX_SEQ_LEN = 2**24
 """Longest context that a config may name, so that a forged one does not ask for all memory."""
 _COUNT = TypeAdapter(PositiveInt)
-_ATTENTION: TypeAdapter[AnyAttentionConfig] = TypeAdapter(AnyAttentionConfig)
-_MLP: TypeAdapter[FeedForwardConfig] = TypeAdapter(FeedForwardConfig)
-_POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
-S = TypeVar("S")
 _RESIDUAL_OUTPUTS = (
     "attention.o.weight",
     "mlp.down.weight",
@@ -60,7 +59,6 @@ _RESIDUAL_OUTPUTS = (
 )
 _DEEPNORM_SCALED = ("attention.v.weight", "attention.o.weight")
 _EMBEDDED_POSITIONS = ("learned", "sinusoidal")
-_MAX_REPEATS = 10_000
 NormPosition = Literal["pre", "post", "double", "reordered", "deepnorm"]
 
 
@@ -68,32 +66,10 @@ class InitConfig(Config):
     """How weights start: N(0, std), residual outputs smaller (Radford et al. 2019, section 2.3)."""
 
     std: PositiveFloat = 0.02
-    """Standard deviation of every matrix and embedding; norm weights start at 1, biases at 0."""
+    """Standard deviation of every matrix and embedding; norms multiply by 1, biases are 0."""
     scale_residual: bool = True
     """Start what writes into the residual stream smaller in deeper models, so that the stream
     keeps its variance; see `ModelConfig.start_std`."""
-
-
-class LayerKind(Config):
-    """What sets layers of one kind apart: values over the model's own sections.
-
-    A `kind` that differs from the section's starts it anew, as everywhere in a recipe.
-    """
-
-    attention: dict[str, Any] = Field(default_factory=dict)
-    """For example {window: 1024}."""
-    mlp: dict[str, Any] = Field(default_factory=dict)
-    """For example {d_ff: 10944}, or {kind: dense, d_ff: 10944} beside mixtures of experts."""
-    position: dict[str, Any] = Field(default_factory=dict)
-    """rope, alibi, t5 or none; for example {theta: 10000}."""
-
-
-class LayerConfig(NamedTuple):
-    """Everything that one block is built from beside what all blocks share."""
-
-    attention: AnyAttentionConfig
-    mlp: FeedForwardConfig
-    position: PositionConfig
 
 
 class ModelConfig(Config):
@@ -326,7 +302,8 @@ class ModelConfig(Config):
         if not self.init.scale_residual:
             return self.init.std
         if self.norm_position == "deepnorm":
-            is_scaled = ".mlp." in name or name.endswith(_DEEPNORM_SCALED)
+            is_mlp = ".mlp." in name and ".router." not in name
+            is_scaled = is_mlp or name.endswith(_DEEPNORM_SCALED)
             return self.init.std * (8 * self.num_layers) ** -0.25 if is_scaled else self.init.std
         is_scaled = name.endswith(_RESIDUAL_OUTPUTS)
         return self.init.std / math.sqrt(2 * self.num_layers) if is_scaled else self.init.std
@@ -416,39 +393,15 @@ class ModelConfig(Config):
     @property
     def _period(self) -> list[str]:
         """Names of the kinds of the first layers, before they repeat; "" is the plain one."""
-        names: list[str] = []
-        for item in self.layer_pattern:
-            name, star, times = item.partition("*")
-            if star and not (times.isdecimal() and 0 < int(times) <= _MAX_REPEATS):
-                raise ValueError(
-                    f"layer_pattern: {item!r} is neither a name nor name*count with a count of 1 "
-                    f"to {_MAX_REPEATS}"
-                )
-            names += [name] * (int(times) if star else 1)
-        return names or [""]
+        return expand_pattern(self.layer_pattern)
 
     def _layer_configs(self) -> dict[str, LayerConfig]:
         """By name of the kind; those that no layer has are not there."""
         plain = LayerConfig(self.attention, self.mlp, self.position)
-        return {name: self._layer_config(name) if name else plain for name in self._period}
-
-    def _layer_config(self, name: str) -> LayerConfig:
-        kind = self.layer_kinds[name]
-        return LayerConfig(
-            _section(
-                _ATTENTION.validate_python,
-                self.attention,
-                kind.attention,
-                f"layer_kinds.{name}.attention",
-            ),
-            _section(_MLP.validate_python, self.mlp, kind.mlp, f"layer_kinds.{name}.mlp"),
-            _section(
-                _POSITION.validate_python,
-                self.position,
-                kind.position,
-                f"layer_kinds.{name}.position",
-            ),
-        )
+        return {
+            name: plain.with_kind(self.layer_kinds[name], name) if name else plain
+            for name in self._period
+        }
 
     def _block_flops(
         self, layer: LayerConfig, context_length: int, *, causal: bool
@@ -500,21 +453,6 @@ class ModelConfig(Config):
             has_final_norm=self.has_final_norm,
             use_bias=self.use_bias,
         )
-
-
-def _section(
-    validate: Callable[[Any], S], section: Config, values: Mapping[str, Any], where: str
-) -> S:
-    """The section with `values` on top; those of another kind stand alone."""
-    base = section.model_dump()
-    kind = values.get("kind", base["kind"])
-    is_other_kind = kind != base["kind"]
-    try:
-        return validate(dict(values) if is_other_kind else base | dict(values))
-    except ValidationError as err:
-        first = err.errors()[0]
-        key = ".".join([where, *(str(part) for part in first["loc"] if part != kind)])
-        raise ValueError(f"{key}: {first['msg']}") from None
 
 
 def _num_params(shapes: Shapes) -> int:
