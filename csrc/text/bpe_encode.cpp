@@ -22,6 +22,11 @@ namespace {
 constexpr size_t kMaxShort = ShortTable::Key::kMaxBytes, kMaxMiddle = MiddleTable::Key::kMaxBytes;
 // Pieces of 16..31 bytes are rarer than shorter ones, longer ones are rare.
 constexpr size_t kMiddleShare = 4;
+// A cache begins with the tokens of vocabularies that need no more slots (8 MB): beyond, a thread
+// that encodes little would pay for a copy that it does not use.
+constexpr size_t kMaxTakenSlots = size_t{1} << 18;
+constexpr size_t kBatch = 128;
+using Place = uint16_t;  // of a piece in its batch
 
 // Chinese and Japanese write no blanks: their pieces are long, and most are seen once.
 bool is_unspaced(const uint8_t* piece) {
@@ -106,8 +111,10 @@ class LongTable {
 }  // namespace
 
 struct PieceCache::State {
-  explicit State(size_t max_slots)
-      : shorts(max_slots), middles(max_slots / kMiddleShare), longs(max_slots / 16) {}
+  State(const BpeModel& model, size_t max_slots)
+      : shorts(max_slots), middles(max_slots / kMiddleShare), longs(max_slots / 16) {
+    has_tokens = shorts.copy(model.known_shorts(), kMaxTakenSlots);
+  }
 
   // Encodes pieces one after another; `next_ends(p)` gives the ends of the pieces from p on.
   template <class NextEnds>
@@ -128,8 +135,12 @@ struct PieceCache::State {
   uint32_t* add(const BpeModel& model, Table& table, const Table& known,
                 const typename Table::Key& key, uint64_t hash, uint32_t* at);
   uint32_t* encode_long(const BpeModel& model, const uint8_t* piece, size_t size, uint32_t* at);
+  // Adds those of the pieces that are new. Keys of 0 are none.
+  void add_shorts(const BpeModel& model, std::span<const ShortTable::Key> keys,
+                  const uint64_t* hashes);
 
   ShortTable shorts;
+  bool has_tokens;  // all tokens of up to 15 bytes are in `shorts`
   MiddleTable middles;
   LongTable longs;
   MergeScratch scratch;
@@ -151,7 +162,8 @@ size_t cut_parts(const BpeModel& model, const uint8_t* p, const uint8_t* end, ui
   return count;
 }
 
-PieceCache::PieceCache(size_t max_slots) : state_(std::make_unique<State>(max_slots)) {}
+PieceCache::PieceCache(const BpeModel& model, size_t max_slots)
+    : state_(std::make_unique<State>(model, max_slots)) {}
 PieceCache::~PieceCache() = default;
 
 template <class Table>
@@ -170,12 +182,58 @@ template <class Table>
                                                    uint32_t* at) {
   ++num_added;
   const typename Table::Slot* token = nullptr;
-  if (!std::is_same_v<Table, ShortTable> || model.may_know(hash)) token = known.find(key, hash);
+  if (!std::is_same_v<Table, ShortTable> || (!has_tokens && model.may_know(hash))) {
+    token = known.find(key, hash);
+  }
   uint32_t* const end = token != nullptr
                             ? known.write(*token, at)
                             : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
-  table.insert(key, hash, at, end - at);
+  if (table.insert(key, hash, at, end - at)) has_tokens = false;
   return end;
+}
+
+// Merging waits for memory at each step, so the new pieces of a batch are merged together.
+void PieceCache::State::add_shorts(const BpeModel& model, std::span<const ShortTable::Key> keys,
+                                   const uint64_t* hashes) {
+  Place missing[kBatch];
+  size_t num_missing = 0;
+  for (size_t k = 0; k < keys.size(); ++k) {
+    missing[num_missing] = static_cast<Place>(k);
+    num_missing += !(shorts.slot_of(hashes[k]).key == keys[k]);
+  }
+  const ShortTable& known = model.known_shorts();
+  size_t num_new = 0;
+  for (const Place k : std::span(missing, num_missing)) {
+    if (shorts.find(keys[k], hashes[k]) != nullptr) continue;
+    missing[num_new++] = k;  // some may be the same
+    if (!has_tokens && model.may_know(hashes[k])) known.prefetch(hashes[k]);
+  }
+  num_added += num_new;
+  for (size_t next = 0; next < num_new;) {
+    ShortTable::Key pieces[BpeModel::kMaxAtOnce];
+    Place places[BpeModel::kMaxAtOnce];
+    ShortMerge merges[BpeModel::kMaxAtOnce];
+    size_t count = 0;
+    for (; count < BpeModel::kMaxAtOnce && next < num_new; ++next) {
+      const Place k = missing[next];
+      const uint64_t hash = hashes[k];
+      const ShortTable::Slot* const token =
+          !has_tokens && model.may_know(hash) ? known.find(keys[k], hash) : nullptr;
+      if (token == nullptr) {
+        places[count] = k;
+        pieces[count++] = keys[k];
+      } else if (shorts.find(keys[k], hash) == nullptr) {
+        uint32_t ids[ShortMerge::kMaxIds + 1];
+        shorts.insert(keys[k], hash, ids, known.write(*token, ids) - ids);
+      }
+    }
+    model.encode_shorts({pieces, count}, merges, scratch);
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t hash = hashes[places[i]];
+      if (shorts.find(pieces[i], hash) != nullptr) continue;  // twice in the batch
+      if (shorts.insert(pieces[i], hash, merges[i].symbols, merges[i].count)) has_tokens = false;
+    }
+  }
 }
 
 uint32_t* PieceCache::State::encode_long(const BpeModel& model, const uint8_t* piece, size_t size,
@@ -229,12 +287,11 @@ uint32_t* PieceCache::State::encode_parts(const BpeModel& model, const uint8_t* 
 void PieceCache::State::encode_batch(const BpeModel& model, const uint8_t* p,
                                      const uint8_t* text_end, std::span<const uint32_t> batch,
                                      TokenBuffer& out) {
-  constexpr size_t kBatch = 64;
   constexpr uint64_t kHighBits = 0x8080808080808080u;
   PieceKey<2> keys[kBatch] = {};
   uint64_t hashes[kBatch] = {};
   const uint8_t* pieces[kBatch + 1];
-  uint8_t others[kBatch];  // numbers of the pieces whose keys and hashes do not count
+  Place others[kBatch];  // numbers of the pieces whose keys and hashes do not count
   const bool has_borders = model.has_borders();
   pieces[0] = p;
   // Each piece gets no more ids than bytes, and a table writes a few more.
@@ -259,14 +316,13 @@ void PieceCache::State::encode_batch(const BpeModel& model, const uint8_t* p,
         hashes[k] = pack_piece<4>(piece, size, readable).hash();
         middles.prefetch(hashes[k]);
       }
-      others[num_others++] = static_cast<uint8_t>(k);
+      keys[k] = {};
+      others[num_others++] = static_cast<Place>(k);
     }
-    if (num_added > kBatch / 16) {
-      for (size_t k = 0; k < count; ++k) {
-        if (!(shorts.slot_of(hashes[k]).key == keys[k])) model.known_shorts().prefetch(hashes[k]);
-      }
+    if (num_added != 0) {
+      num_added = 0;
+      add_shorts(model, {keys, count}, hashes);
     }
-    num_added = 0;
     size_t k = 0;
     for (size_t i = 0; i <= num_others; ++i, ++k) {
       const size_t next_other = i < num_others ? others[i] : count;

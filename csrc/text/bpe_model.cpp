@@ -32,7 +32,7 @@ void BpeModel::index_pairs(std::span<const uint32_t> merges) {
   // Up to four fifths full: what counts is that it stays in the cache.
   const size_t num_slots = std::bit_ceil(std::max<size_t>(num_merges + num_merges / 4, 16));
   pair_shift_ = 64 - std::countr_zero(num_slots);
-  pairs_.assign(num_slots, kEmptyPair);
+  pairs_.assign(num_slots + 1, kEmptyPair);
   pair_filter_.assign((size_t{1} << kFilterBits) / 64, 0);
   bool is_consecutive = true;
   for (uint32_t k = 0; k < num_merges; ++k) {

@@ -54,11 +54,26 @@ struct MergeScratch {
   std::vector<uint64_t> pairs;
 };
 
+// A piece of up to 15 bytes that is merged beside others.
+struct ShortMerge {
+  static constexpr size_t kMaxIds = ShortTable::Key::kMaxBytes;
+  static constexpr size_t kNumPlaces = kMaxIds + 1;
+  // Between two symbols that no token has. In the end the ids begin at place 0, without gaps.
+  uint32_t symbols[kNumPlaces + 1];
+  uint32_t count;              // of the ids
+  uint32_t order[kNumPlaces];  // merge << 4 | place of its left symbol
+  uint32_t standing;           // a bit for each place that has a symbol
+  // The last merge's place, those beside it, and where the pairs that it makes with them would be.
+  uint32_t at, left, right, left_slot, right_slot;
+};
+
 class CharRules;
 
 // Immutable after construction, shared by all threads.
 class BpeModel {
  public:
+  static constexpr size_t kMaxAtOnce = 32;
+
   explicit BpeModel(const BpeVocabulary& vocabulary);
   ~BpeModel();
   BpeModel(BpeModel&&) noexcept;
@@ -80,6 +95,10 @@ class BpeModel {
   // Writes the ids of another piece to `out` (room for `size`) and returns their number.
   size_t encode_piece(const uint8_t* piece, size_t size, uint32_t* out,
                       MergeScratch& scratch) const;
+  // The same for up to kMaxAtOnce pieces, pieces[i] to merges[i].symbols: their waits for memory
+  // overlap.
+  void encode_shorts(std::span<const ShortTable::Key> pieces, ShortMerge* merges,
+                     MergeScratch& scratch) const;
   // Whether pieces may be cut as chars() tells: not if a piece may be a token that merging does not
   // lead to.
   bool has_borders() const { return has_borders_; }
@@ -117,7 +136,7 @@ class BpeModel {
     const size_t bit = hash >> (64 - kFilterBits);
     if ((pair_filter_[bit / 64] >> bit % 64 & 1) == 0) return kNoMerge;
     const uint64_t key = pair_key(left, right);
-    for (size_t i = hash >> pair_shift_;; i = (i + 1) & (pairs_.size() - 1)) {
+    for (size_t i = hash >> pair_shift_;; i = (i + 1) & (pairs_.size() - 2)) {
       const uint64_t slot = pairs_[i];
       if (slot >> kMergeBits == key) return slot & ((1u << kMergeBits) - 1);
       if (slot == kEmptyPair) return kNoMerge;
@@ -129,6 +148,10 @@ class BpeModel {
   size_t merge(const uint8_t* piece, size_t size, uint32_t* out, MergeScratch& scratch) const;
   size_t first_symbols(const uint8_t* piece, const uint8_t* end, uint32_t* symbols,
                        uint32_t* merges) const;
+  void begin(const ShortTable::Key& piece, ShortMerge& m) const;
+  bool step(ShortMerge& m) const;
+  uint32_t likely_slot(uint32_t left, uint32_t right) const;
+  uint32_t merge_from(uint32_t slot, uint32_t left, uint32_t right) const;
   template <bool kHasTies>
   size_t merge_symbols(uint32_t* symbols, uint32_t* merges, size_t count) const;
   template <bool kHasTies>
@@ -153,7 +176,8 @@ class BpeModel {
   uint32_t byte_token_[256];
   std::vector<char> token_bytes_;
   std::vector<uint64_t> token_offsets_;
-  std::vector<uint64_t> pairs_;  // left << 43 | right << 22 | merge, open addressing
+  // left << 43 | right << 22 | merge, open addressing; the last one is no slot and stays empty.
+  std::vector<uint64_t> pairs_;
   int pair_shift_ = 0;
   std::vector<uint64_t> pair_filter_;
   std::vector<uint32_t> byte_pairs_;  // merges of pairs of single bytes, by the bytes
@@ -161,7 +185,7 @@ class BpeModel {
   // Results by merge; in most vocabularies they are consecutive ids, and no table is needed.
   std::vector<uint32_t> results_;
   uint32_t first_result_ = 0;
-  ShortTable known_shorts_{kMaxTokens};
+  ShortTable known_shorts_{2 * size_t{kMaxTokens}};  // never emptied
   std::vector<uint64_t> known_filter_;
   MiddleTable known_middles_{kMaxTokens};
   std::unordered_map<std::string_view, uint32_t> known_longs_;
