@@ -8,7 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from lmworks.nn.attention.mask import KeySpan, layer_mask
+from lmworks.nn.config import WindowMaskConfig
 from lmworks.ops.attention import attention
 from lmworks.ops.attention.materialized import MAX_KEYS, materialized_attention
 from lmworks.ops.attention.reference import reference_attention
@@ -154,3 +158,33 @@ def test_dropout_leaves_the_mean_unchanged() -> None:
     mean = attention(*(x.expand(4000, -1, -1, -1) for x in qkv), dropout=0.5).mean(0, keepdim=True)
     # A weight is 0 or doubled: its standard error over 4,000 draws is at most 1 / sqrt(4000).
     torch.testing.assert_close(mean, attention(*qkv), rtol=0, atol=5 * 3 / 4000**0.5)
+
+
+class CountElements(TorchDispatchMode):
+    """Elements that all operators together put out: the work, where it is bound by memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.num_elements += sum(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))
+        return out
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_work_under_a_window_grows_with_the_length_and_not_its_square(
+    sinks: int, cap: float
+) -> None:
+    config = WindowMaskConfig(size=100, num_sink_tokens=sinks)
+    work = []
+    for num_tokens in (1280, 2560):
+        qkv = random_qkv((1, 2, 1, num_tokens, 4), torch.float32)
+        mask = layer_mask(config, num_tokens, KeySpan(0, 0, num_tokens), torch.device("cpu"))
+        with CountElements() as counter:
+            attention(*qkv, mask=mask, logit_softcap=cap).sum().backward()
+        work.append(counter.num_elements)
+    # The first block reads fewer keys than the others, so twice the length is a little more.
+    assert work[1] < 2.2 * work[0]

@@ -37,10 +37,14 @@ def blockwise_attention(
 ) -> Float[Tensor, "B H T E"]:
     """`attend(q, k, v, mask=, bias=)` of each block, side by side; blocks are in order."""
     keys, values = _keys_of_blocks(k_BKSD, blocks), _keys_of_blocks(v_BKSE, blocks)
-    outputs = []
-    for block, k, v in zip(blocks, keys, values, strict=True):
-        q = q_BHTD[:, :, block.first_query : block.end_query]
-        outputs.append(attend(q, k, v, mask=block.mask, bias=_bias_of_block(bias, block)))
+    # Split, not sliced: every slice would fill a gradient of the whole length.
+    sizes = [block.end_query - block.first_query for block in blocks]
+    queries = torch.split(q_BHTD, sizes, dim=2)
+    rows = [None] * len(blocks) if bias is None else torch.split(bias, sizes, dim=-2)
+    outputs = [
+        attend(q, k, v, mask=block.mask, bias=_bias_of_block(row, block))
+        for block, q, k, v, row in zip(blocks, queries, keys, values, rows, strict=True)
+    ]
     return torch.cat(outputs, dim=2)
 
 
@@ -90,10 +94,9 @@ def _keys_of_blocks(x_BKSD: Tensor, blocks: Sequence[QueryBlock]) -> list[Tensor
     ]
 
 
-def _bias_of_block(bias: Tensor | None, block: QueryBlock) -> Tensor | None:
-    if bias is None:
+def _bias_of_block(rows: Tensor | None, block: QueryBlock) -> Tensor | None:
+    if rows is None:
         return None
-    rows = bias[..., block.first_query : block.end_query, :]
     part = rows[..., block.first_key : block.end_key]
     if block.num_first_keys == 0:
         return part
