@@ -47,11 +47,38 @@ struct AdamWScalars {
   float grad_scale;
 };
 
+// In the order of the activations of lmworks/ops/expert_mlp/cpu.py.
+enum class Activation { identity, relu, relu2, sigmoid, silu, gelu, gelu_tanh };
+
+// The rows of one expert, between its matrix products. Matrices are row-major, of `dtype`.
+//   forward   hidden = act(gate) * up                                    [num_rows, d_ff]
+//   backward  hidden = weight act(gate) up, and from grad = d loss / d (act(gate) up) / weight the
+//             gradients of gate and up and, summed over a row, of the weight
+//   add rows  sums[tokens[row]] += weights[row] result[row]              [.., d_model]
+struct ExpertRows {
+  Dtype dtype;
+  Activation activation;
+  int64_t d_ff, d_model;
+  const int64_t* tokens;  // no token twice
+  const float* weights;   // nullptr: all 1, for add rows only
+  const void* gate;       // nullptr: hidden = act(up)
+  const void* up;
+  void* hidden;
+  const void* grad;
+  void* grad_gate;
+  void* grad_up;
+  float* grad_weights;
+  const void* result;
+  float* sums;
+};
+
 struct KernelTable {
   void (*cross_entropy_rows)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
   void (*adamw_range)(const AdamWTensor& tensor, const AdamWScalars& scalars, int64_t begin,
                       int64_t end);
   double (*sum_of_squares)(const void* values, Dtype dtype, int64_t count);
+  void (*expert_activation)(const ExpertRows& args, bool is_backward, int64_t begin, int64_t end);
+  void (*expert_add_rows)(const ExpertRows& args, int64_t begin, int64_t end);
 };
 
 // The table of the active instruction set.

@@ -11,18 +11,17 @@ Shapes: N tokens, S rows, E experts, C channels, F hidden width of an expert.
 from jaxtyping import Float
 from torch import Tensor
 
-from lmworks.ops.dispatch import Operator
-from lmworks.ops.expert_mlp import reference
+from lmworks.ops.dispatch import Kernel, Operator
+from lmworks.ops.expert_mlp import cpu, reference
 from lmworks.ops.expert_mlp.arguments import ExpertWeights, Rows, check_arguments
 
 __all__ = ["ExpertWeights", "Rows", "expert_mlp"]
 
 OPERATOR = Operator(
     "expert_mlp",
-    schema="expert_mlp(Tensor x_NC, Tensor token_S, Tensor weight_S, Tensor ends_E, "
-    "Tensor? gate_EFC, Tensor up_EFC, Tensor down_ECF, str activation) -> Tensor",
+    schema=cpu.SCHEMA,
     reference=reference.expert_mlp,
-    kernels={},
+    kernels={"cpu": Kernel(cpu.expert_mlp, device="cpu", dtypes=cpu.DTYPES)},
 )
 
 
