@@ -6,7 +6,7 @@ taken. So there is no list of conditions that could forget one.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,13 +14,16 @@ from torch import Tensor
 
 from lmworks.base.errors import CheckpointError
 from lmworks.models.config import ModelConfig
-from lmworks.models.gguf.architectures import ARCHITECTURES, Pairs
+from lmworks.models.gguf.architectures import ARCHITECTURES
 from lmworks.models.gguf.metadata import ShapedTensor
 from lmworks.models.gguf.names import places
 from lmworks.models.gguf.places import Place, Shape
 from lmworks.models.gguf.read import config_of
 from lmworks.models.gguf.rope import FACTORS, rope_factors
+from lmworks.models.gguf.sizes import Pairs
 from lmworks.nn.config import RopeConfig
+
+_TRAINING_ONLY: Final = {"balance", "capacity_factor", "drop"}
 
 
 def architecture_of(config: ModelConfig) -> tuple[str, Pairs]:
@@ -118,12 +121,13 @@ def _essence(config: ModelConfig, *, ignore_pairing: bool) -> dict[str, Any]:
     values["layers"] = {}
     for index, layer in enumerate(config.layers()):
         attention = layer.attention.model_dump()
-        if not attention.get("scale", 1.0):
-            attention["scale"] = attention["head_dim"] ** -0.5
+        attention["scale"] = layer.attention.scale or layer.attention.head_dim**-0.5
         position = layer.position.model_dump()
         if ignore_pairing:
             position.pop("pairing", None)
-        mlp = layer.mlp.model_dump()
+        mlp = layer.mlp.model_dump(exclude=_TRAINING_ONLY)
+        if mlp.get("router", {}).get("num_groups") == 1:
+            mlp["router"] |= {"group_score": "max"}
         values["layers"][index] = {"attention": attention, "mlp": mlp, "position": position}
     return values
 

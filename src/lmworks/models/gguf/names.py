@@ -10,8 +10,8 @@ from typing import Final
 
 from lmworks.models.config import LayerConfig, ModelConfig
 from lmworks.models.gguf.architectures import ARCHITECTURES
-from lmworks.models.gguf.places import Offset, Paired, Place, Plain, Rows
-from lmworks.nn.config import AttentionConfig, RopeConfig
+from lmworks.models.gguf.places import LatentUp, Offset, Paired, Place, Plain, Rows
+from lmworks.nn.config import AttentionConfig, MLAConfig, RopeConfig
 
 _OUTSIDE: Final = {
     "embed": "token_embd",
@@ -30,11 +30,27 @@ _IN_BLOCK: Final = {
     "attention.o": "attn_output",
     "attention.q_norm": "attn_q_norm",
     "attention.k_norm": "attn_k_norm",
+    "attention.q_down": "attn_q_a",
+    "attention.q_up": "attn_q_b",
+    "attention.kv_down": "attn_kv_a_mqa",
+    "attention.kv_norm": "attn_kv_a_norm",
+    "attention.kv_up": "attn_kv_b",
     "mlp.gate": "ffn_gate",
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.shared.gate": "ffn_gate_shexp",
+    "mlp.shared.up": "ffn_up_shexp",
+    "mlp.shared.down": "ffn_down_shexp",
 }
-_QKV: Final = ("attention.q", "attention.k", "attention.v")
+# By whole names, which end otherwise here.
+_WHOLE: Final = {
+    "mlp.router.bias": "exp_probs_b.bias",
+    "mlp.experts.gate": "ffn_gate_exps.weight",
+    "mlp.experts.up": "ffn_up_exps.weight",
+    "mlp.experts.down": "ffn_down_exps.weight",
+}
+_QKV: Final = {"attn_q": 0, "attn_k": 1, "attn_v": 2}
 _BLOCK: Final = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -45,39 +61,58 @@ def places(config: ModelConfig, architecture: str, tensors: Iterable[str] = ()) 
     A weight that the architecture has no place for is left out.
     """
     found: dict[str, Place] = {}
-    layers = list(config.layers())
+    layers, there = list(config.layers()), frozenset(tensors)
     for name in config.weight_shapes():
         match = _BLOCK.fullmatch(name)
-        stem, _, part = (match[2] if match else name).rpartition(".")
         if match is None:
-            theirs = _OUTSIDE.get(stem)
-            place: Place | None = Plain(f"{theirs}.{part}") if theirs else None
+            stem, _, part = name.rpartition(".")
+            place: Place | None = Plain(f"{_OUTSIDE[stem]}.{part}") if stem in _OUTSIDE else None
         else:
-            layer = layers[int(match[1])]
-            place = _in_block(f"blk.{match[1]}.", stem, part, layer, architecture)
+            prefix = f"blk.{match[1]}."
+            place = _in_block(prefix, match[2], layers[int(match[1])], architecture)
+            if isinstance(place, LatentUp) and f"{prefix}attn_kv_b.weight" in there:
+                place = Plain(f"{prefix}attn_kv_b.weight")  # older files
         if place is not None:
-            is_offset = config.norm.unit_offset and "norm" in stem
+            is_offset = config.norm.unit_offset and "norm" in name
             found[name] = Offset(*place.names) if is_offset else place
     return found
 
 
-def _in_block(
-    prefix: str, stem: str, part: str, layer: LayerConfig, architecture: str
-) -> Place | None:
+def _in_block(prefix: str, name: str, layer: LayerConfig, architecture: str) -> Place | None:
+    if name in _WHOLE:
+        return Plain(prefix + _WHOLE[name])
+    stem, _, part = name.rpartition(".")
+    if stem not in _IN_BLOCK:
+        return None
+    theirs = f"{prefix}{_IN_BLOCK[stem]}.{part}"
+    if isinstance(layer.attention, MLAConfig):
+        return _latent(prefix, stem, part, layer.attention) or Plain(theirs)
+    if _IN_BLOCK[stem] in _QKV:
+        return _heads(prefix, theirs, layer, architecture)
+    return Plain(theirs)
+
+
+def _latent(prefix: str, stem: str, part: str, attention: MLAConfig) -> Place | None:
+    """Where latent attention departs from the table."""
+    if stem == "attention.q_norm":
+        return Plain(f"{prefix}attn_q_a_norm.{part}")
+    if stem == "attention.kv_up":
+        keys, values = f"{prefix}attn_k_b.{part}", f"{prefix}attn_v_b.{part}"
+        return LatentUp(keys, values, attention.num_heads, attention.nope_dim)
+    return None
+
+
+def _heads(prefix: str, theirs: str, layer: LayerConfig, architecture: str) -> Place:
+    """Queries, keys or values: one below the other in GPT-2, in pairs of rows in Llama."""
     attention, position = layer.attention, layer.position
-    if isinstance(attention, AttentionConfig) and stem in _QKV:
-        num_heads = attention.num_heads if stem == "attention.q" else attention.num_kv_heads
-        if architecture == "gpt2":
-            return _fused_rows(f"{prefix}attn_qkv.{part}", stem, attention)
-        is_half = isinstance(position, RopeConfig) and position.pairing == "half"
-        if ARCHITECTURES[architecture].has_paired_rows and is_half and stem != "attention.v":
-            return Paired(f"{prefix}{_IN_BLOCK[stem]}.{part}", num_heads)
-    return Plain(f"{prefix}{_IN_BLOCK[stem]}.{part}") if stem in _IN_BLOCK else None
-
-
-def _fused_rows(name: str, stem: str, attention: AttentionConfig) -> Rows:
-    """Queries, keys and values one below the other."""
-    sizes = (attention.d_query, attention.d_kv, attention.d_kv)
-    index = _QKV.index(stem)
-    first = sum(sizes[:index])
-    return Rows(name, first, first + sizes[index], sum(sizes))
+    assert isinstance(attention, AttentionConfig), "latent attention has been dealt with"
+    which = _QKV[theirs.removeprefix(prefix).partition(".")[0]]
+    if architecture == "gpt2":
+        sizes = (attention.d_query, attention.d_kv, attention.d_kv)
+        first = sum(sizes[:which])
+        name = f"{prefix}attn_qkv.{theirs.rpartition('.')[2]}"
+        return Rows(name, first, first + sizes[which], sum(sizes))
+    is_half = isinstance(position, RopeConfig) and position.pairing == "half"
+    if ARCHITECTURES[architecture].has_paired_rows and is_half and which < 2:
+        return Paired(theirs, (attention.num_heads, attention.num_kv_heads)[which])
+    return Plain(theirs)

@@ -114,3 +114,47 @@ class Rows(Plain):
         info = file.tensors[self.name]
         per_row = out[0].numel() // info.kind.num_elements
         dequantize_into(partial(file.read, info), info.kind, out, first=self.first * per_row)
+
+
+@dataclass(frozen=True)
+class LatentUp:
+    """What makes keys and values from a latent, (H (N + V), R): the file has the keys' part
+    transposed, (H, R, N), as decoding without keys wants it, and the values' as (H, V, R)."""
+
+    keys: str
+    values: str
+    num_heads: int
+    nope_dim: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.keys, self.values
+
+    def shape(self, theirs: Mapping[str, Shape]) -> Shape:
+        keys, values = theirs[self.keys], theirs[self.values]
+        if (
+            len(keys) != 3
+            or values != (self.num_heads, *values[1:2], keys[1])
+            or keys[0] != values[0]
+        ):
+            return keys + values  # wrong, and says what is there
+        return (self.num_heads * (keys[2] + values[1]), keys[1])
+
+    def load(self, file: GgufFile, out: Tensor) -> None:
+        keys, values = file.tensors[self.keys], file.tensors[self.values]
+        _, rank, nope_dim = keys.shape
+        part = torch.empty(rank, nope_dim)
+        out_HDR = out.view(self.num_heads, -1, rank)
+        for head, out_DR in enumerate(out_HDR):
+            first = head * part.numel() // keys.kind.num_elements
+            dequantize_into(partial(file.read, keys), keys.kind, part, first=first)
+            out_DR[:nope_dim] = part.T
+            first = head * out_DR[nope_dim:].numel() // values.kind.num_elements
+            dequantize_into(partial(file.read, values), values.kind, out_DR[nope_dim:], first=first)
+
+    def store(self, weight: Tensor) -> dict[str, Tensor]:
+        heads = weight.view(self.num_heads, -1, weight.shape[1])
+        return {
+            self.keys: heads[:, : self.nope_dim].transpose(1, 2),
+            self.values: heads[:, self.nope_dim :],
+        }

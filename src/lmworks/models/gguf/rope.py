@@ -93,7 +93,7 @@ def _scaling(meta: Metadata) -> dict[str, Any]:
     # llama.cpp multiplies what the paper has by this; converters also write the paper's own.
     scale = meta.number("rope.scaling.attn_factor", 1.0)
     if scale != 1.0:
-        values["rotation_scale_override"] = scale * yarn_mscale(max(factor, 1.0))
+        values["attention_factor"] = scale * yarn_mscale(max(factor, 1.0))
     written = meta.number("rope.scaling.yarn_attn_factor", 1.0)
     if written != 1.0 and not math.isclose(written, yarn_mscale(max(factor, 1.0)), rel_tol=1e-5):
         raise CheckpointError(

@@ -15,7 +15,6 @@ import torch
 
 from lmworks.base.errors import DataError
 from lmworks.models.decoder import Decoder
-from lmworks.models.gguf.architectures import Pairs
 from lmworks.models.gguf.choose import (
     architecture_of,
     by_tensor,
@@ -27,6 +26,7 @@ from lmworks.models.gguf.convert import WRITABLE_TYPES
 from lmworks.models.gguf.layout import TENSOR_TYPES, TensorType
 from lmworks.models.gguf.names import places
 from lmworks.models.gguf.rope import FACTORS
+from lmworks.models.gguf.sizes import Pairs
 from lmworks.models.gguf.write import OutTensor, write_gguf
 from lmworks.tokenizer import Tokenizer
 from lmworks.tokenizer import gguf as vocabulary_of
