@@ -27,6 +27,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 MASKS = st.one_of(
     st.just({"kind": "full"}),
+    st.fixed_dictionaries({"kind": st.just("window"), "size": st.integers(1, 40)}),
     st.fixed_dictionaries(
         {
             "kind": st.just("window"),
