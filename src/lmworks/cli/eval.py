@@ -23,7 +23,7 @@ class Windows(TypedDict):
 
     stride: int
     context_length: int
-    batch_size: int
+    batch_size: int | None
     progress: Callable[[int, int], None]
 
 
@@ -36,8 +36,7 @@ def main(argv: list[str]) -> int:
     from lmworks.models.pretrained import open_run
 
     run = open_run(args.run)
-    context_length = args.context or run.model.config.max_seq_len
-    stride = args.stride or context_length
+    context_length, stride = _windows(run, args)
     # Not the option's default: argparse would let `--split val` pass beside --text.
     args.split = args.split or "val"
     what = str(args.text or f"{args.split} split")
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
                 "progress": progress,
             },
         )
-    row = {
+    row: dict[str, str | int | float] = {
         "run": str(args.run),
         "text": what,
         "loss": report.loss,
@@ -88,13 +87,28 @@ def read_text(file: Path) -> str:
     return text
 
 
+def _windows(run: "Run", args: argparse.Namespace) -> tuple[int, int]:
+    """(context length, stride), checked before anything is computed."""
+    from lmworks.eval.perplexity import window_sizes
+    from lmworks.eval.start import start_of_text
+
+    start = start_of_text(run.tokenizer, run.special_ids)
+    is_repeated = start.is_repeated and args.text is not None
+    return window_sizes(
+        run.model,
+        context_length=args.context,
+        stride=args.stride,
+        num_repeated=len(start.ids) if is_repeated else 0,
+    )
+
+
 def _evaluate(
     run: "Run", text: str | None, args: argparse.Namespace, windows: "Windows"
 ) -> "Report":
     from lmworks.eval.perplexity import evaluate_shards, evaluate_text
 
     if text is not None:
-        return evaluate_text(run.model, run.tokenizer, text, **windows)
+        return evaluate_text(run.model, run.tokenizer, text, special_ids=run.special_ids, **windows)
     shards = _open_split(run, args.split)
     return evaluate_shards(run.model, shards, separate_documents=args.separate_documents, **windows)
 
@@ -138,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "lmworks eval runs/demo --text examples/text/other.txt --stride 64 --json",
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="run folder, checkpoint folder or model folder")
+    add("run", type=Path, metavar="RUN", help="run, checkpoint, model folder or .gguf file")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--split", choices=("val", "train"), help="the run's own data (default: val)"
@@ -160,9 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--batch-size",
         type=positive_int,
-        default=8,
         metavar="N",
-        help="windows at once (default: 8)",
+        help="windows at once (default: some 8,000 tokens' worth)",
     )
     add(
         "--separate-documents",

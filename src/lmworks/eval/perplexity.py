@@ -3,17 +3,19 @@
 A text longer than the context is scored in windows that slide by `stride` tokens, and each token
 counts exactly once: the first window scores all its tokens, every later one its last `stride`,
 so these have between `context_length - stride` and `context_length - 1` tokens before them (plus
-the end-of-text token that every document begins with). Windows are always full once the text is
-long enough. With `stride = context_length` these are the windows of lm-evaluation-harness
+the token that every document begins with). Windows are always full once the text is long enough.
+With `stride = context_length` these are the windows of lm-evaluation-harness
 (`get_rolling_token_windows` with one token of context); a smaller stride costs
-`context_length / stride` times as much and gives a lower, fairer loss.
+`context_length / stride` times as much and gives a lower, fairer loss. Where the tokenizer puts
+tokens before every text, every window begins with them and holds so many fewer of the text.
 
 What is summed, and the figures that follow from it, are in `train.evaluate`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.data.loader import IGNORE_INDEX
 from lmworks.data.shard import ShardSet
+from lmworks.eval.start import start_of_text
 from lmworks.models.decoder import Decoder
 from lmworks.tokenizer.base import Tokenizer
 from lmworks.train.evaluate import Report, loss_sum
@@ -30,6 +33,10 @@ from lmworks.train.evaluate import Report, loss_sum
 Ids = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with (tokens scored, tokens in all)."""
+
+# Tokens in one forward pass unless the caller says otherwise: enough to keep matrix products busy,
+# while activations stay near 100 MB for d_model 1024.
+_BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,18 @@ class Window:
 
 
 class Document(NamedTuple):
-    """`num_tokens` ids that `read(start, stop)` gives, predicted from `prefix_id` on."""
+    """`num_tokens` ids that `read(start, stop)` gives, predicted from `prefix_ids` on."""
 
-    prefix_id: int
+    prefix_ids: tuple[int, ...]
     num_tokens: int
     read: Callable[[int, int], Ids]
+    repeats_prefix: bool = False
+    """Every window begins with `prefix_ids`, not just the first."""
+
+    @property
+    def num_repeated(self) -> int:
+        """Tokens of every window that are not of the text."""
+        return len(self.prefix_ids) if self.repeats_prefix else 0
 
 
 def evaluate_text(
@@ -54,29 +68,41 @@ def evaluate_text(
     tokenizer: Tokenizer,
     text: str,
     *,
-    stride: int,
+    special_ids: Mapping[str, int] = MappingProxyType({}),
+    stride: int | None = None,
     context_length: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Score `text` as one document; special tokens in it are plain text.
 
-    A tokenizer without end-of-text token leaves nothing to predict the first token from: neither
-    that token nor its bytes are scored.
+    What the first token is predicted from is in `eval.start`. Where there is nothing, neither that
+    token nor its bytes are scored.
+
+    Args:
+        special_ids: of `Run`: where a model's files name its beginning-of-text token.
+        stride: tokens that a window goes further; None: as many as fit, side by side.
+        context_length: tokens in a window; None: as many as the model takes.
+        batch_size: windows in one forward pass; None: some 8,000 tokens' worth.
+        progress: called after every forward pass.
 
     Raises:
+        ConfigError: as `score`.
         DataError: the text is empty, or a single token that cannot be scored.
     """
     num_bytes = len(text.encode("utf-8"))
     ids = tokenizer.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
-    prefix_id = tokenizer.eot_id
-    if prefix_id is None and len(ids):
-        prefix_id = int(ids[0])
-        num_bytes -= len(tokenizer.token_bytes(prefix_id))
+    start = start_of_text(tokenizer, special_ids)
+    prefix_ids = start.ids
+    if not prefix_ids and len(ids):
+        prefix_ids = (int(ids[0]),)
+        num_bytes -= len(tokenizer.token_bytes(prefix_ids[0]))
         ids = ids[1:]
-    if prefix_id is None or not len(ids):
+    if not len(ids):
         raise DataError("the text holds no token to score; give a longer one")
-    document = Document(prefix_id, len(ids), lambda begin, end: ids[begin:end])
+    document = Document(
+        prefix_ids, len(ids), lambda begin, end: ids[begin:end], repeats_prefix=start.is_repeated
+    )
     nats, num_tokens = score(
         model,
         [document],
@@ -92,10 +118,10 @@ def evaluate_shards(
     model: Decoder,
     shards: ShardSet,
     *,
-    stride: int,
+    stride: int | None = None,
     separate_documents: bool = False,
     context_length: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Score all tokens of `shards`, end-of-text tokens included.
@@ -109,7 +135,7 @@ def evaluate_shards(
         starts = [*shards.document_starts().tolist(), shards.num_tokens]
         documents = [_part(shards, eot_id, begin, end) for begin, end in pairwise(starts)]
     else:
-        documents = [Document(eot_id, shards.num_tokens, shards.read)]
+        documents = [Document((eot_id,), shards.num_tokens, shards.read)]
     nats, num_tokens = score(
         model,
         documents,
@@ -126,24 +152,22 @@ def score(
     model: Decoder,
     documents: Sequence[Document],
     *,
-    stride: int,
+    stride: int | None = None,
     context_length: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[float, int]:
     """(sum of -ln p in nats, number of tokens scored) over all `documents`; no dropout.
 
     Raises:
-        ConfigError: the context is longer than the model's, or the stride longer than the context.
+        ConfigError: the context is longer than the model's, the stride longer than the context, or
+            the text has a token that the model does not know.
     """
-    max_seq_len = model.config.max_seq_len
-    context_length = max_seq_len if context_length is None else context_length
-    if not 1 <= context_length <= max_seq_len:
-        raise ConfigError(
-            f"context_length={context_length}: must be 1 to the model's max_seq_len={max_seq_len}"
-        )
-    if not 1 <= stride <= context_length:
-        raise ConfigError(f"stride={stride}: must be 1 to context_length={context_length}")
+    num_repeated = max((document.num_repeated for document in documents), default=0)
+    context_length, stride = window_sizes(
+        model, context_length=context_length, stride=stride, num_repeated=num_repeated
+    )
+    batch_size = batch_size or max(1, _BATCH_TOKENS // context_length)
     was_training = model.training
     model.eval()
     nats, num_scored = 0.0, 0
@@ -157,6 +181,27 @@ def score(
             progress(num_scored, num_total)
     model.train(was_training)
     return nats, num_scored
+
+
+def window_sizes(
+    model: Decoder, *, context_length: int | None, stride: int | None, num_repeated: int
+) -> tuple[int, int]:
+    """(context length, stride) with what None stands for; ConfigError where they do not go."""
+    max_seq_len = model.config.max_seq_len
+    context_length = max_seq_len if context_length is None else context_length
+    if not 1 + num_repeated <= context_length <= max_seq_len:
+        raise ConfigError(
+            f"context_length={context_length}: must be {1 + num_repeated} to the model's "
+            f"max_seq_len={max_seq_len}"
+        )
+    room = context_length - num_repeated
+    stride = room if stride is None else stride
+    if not 1 <= stride <= room:
+        why = f", less the {num_repeated} token(s) that begin every window" if num_repeated else ""
+        raise ConfigError(
+            f"stride={stride}: must be 1 to {room} (context_length={context_length}{why})"
+        )
+    return context_length, stride
 
 
 def windows(num_tokens: int, *, context_length: int, stride: int) -> Iterator[Window]:
@@ -174,13 +219,17 @@ def _rows(
 ) -> Iterator[tuple[Ids, Ids]]:
     """(inputs, targets) of every window, targets that are not scored marked as ignored."""
     for document in documents:
-        for window in windows(document.num_tokens, context_length=context_length, stride=stride):
+        room = context_length - document.num_repeated
+        for window in windows(document.num_tokens, context_length=room, stride=stride):
             targets = document.read(window.begin, window.end).astype(np.int64)
-            before = document.read(window.begin - 1, window.begin) if window.begin else None
-            head = [document.prefix_id] if before is None else before
+            head = list(document.prefix_ids)
+            if window.begin:
+                before = document.read(window.begin - 1, window.begin)
+                head = [*head[: document.num_repeated], *before.tolist()]
             inputs = np.concatenate([head, targets[:-1]]).astype(np.int64)
             targets[: window.first - window.begin] = IGNORE_INDEX
-            yield inputs, targets
+            unpredicted = np.full(len(head) - 1, IGNORE_INDEX)
+            yield inputs, np.concatenate([unpredicted, targets])
 
 
 def _pad(rows: list[tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
@@ -198,4 +247,4 @@ def _part(shards: ShardSet, prefix_id: int, start: int, end: int) -> Document:
     def read(begin: int, stop: int) -> Ids:
         return shards.read(start + begin, start + stop)
 
-    return Document(prefix_id, end - start, read)
+    return Document((prefix_id,), end - start, read)

@@ -26,6 +26,9 @@ from lmworks.models.decoder import Decoder
 from lmworks.ops.linear_cross_entropy import linear_cross_entropy
 from lmworks.tokenizer import Tokenizer
 
+_MAX_LOGITS_BYTES = 256 << 20
+_MIN_PART_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class Report:
@@ -124,10 +127,22 @@ def loss_sum(
     targets_N = torch.from_numpy(targets_BT).to(device).flatten()
     is_scored_N = targets_N != IGNORE_INDEX
     # Where windows overlap most positions are context only: the head, the costly part, skips them.
-    terms = linear_cross_entropy(
-        hidden_BTC.flatten(0, 1)[is_scored_N],
-        model.head_weight_VC,
-        targets_N[is_scored_N],
-        logit_softcap=model.config.logit_softcap,
-    )
-    return terms.loss_sum.item()
+    hidden_NC, targets_N = hidden_BTC.flatten(0, 1)[is_scored_N], targets_N[is_scored_N]
+    nats = 0.0
+    for part in rows_of_logits(len(targets_N), model.config.vocab_size):
+        terms = linear_cross_entropy(
+            hidden_NC[part],
+            model.head_weight_VC,
+            targets_N[part],
+            logit_softcap=model.config.logit_softcap,
+        )
+        nats += terms.loss_sum.item()
+    return nats
+
+
+def rows_of_logits(num_tokens: int, vocab_size: int) -> Iterator[slice]:
+    """Tokens in parts whose fp32 logits take a bounded amount of memory: not all kernels of the
+    head see to that themselves."""
+    size = max(_MIN_PART_TOKENS, _MAX_LOGITS_BYTES // (4 * vocab_size))
+    for start in range(0, num_tokens, size):
+        yield slice(start, start + size)

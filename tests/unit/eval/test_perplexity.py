@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from lmworks.base.errors import ConfigError, DataError
 from lmworks.data.shard import ShardWriter, open_shards
 from lmworks.eval.perplexity import Document, evaluate_shards, evaluate_text, score, windows
+from lmworks.eval.start import Start, start_of_text
 from lmworks.models.config import ModelConfig
 from lmworks.models.decoder import Decoder
+from lmworks.tokenizer import Template
 from lmworks.tokenizer.byte import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -135,10 +137,59 @@ def test_a_text_with_nothing_to_score_is_refused(
         evaluate_text(model, tokenizer, text, stride=1)
 
 
+BOS = 3
+
+
+def brute_force_after_bos(model: Decoder, ids: list[int], *, context: int, stride: int) -> float:
+    """As `brute_force`, where each window begins with BOS and holds one token of the text less."""
+    nats, room = 0.0, context - 1
+    for t, token in enumerate(ids):
+        begin = 0
+        if t >= room:
+            begin = min(room + ((t - room) // stride + 1) * stride, len(ids)) - room
+        seen = [BOS, *ids[max(begin - 1, 0) : t]]
+        with torch.inference_mode():
+            nats -= float(model(torch.tensor([seen]))[0, -1].double().log_softmax(-1)[token])
+    return nats
+
+
+@pytest.mark.parametrize("stride", [2, CONTEXT - 1])
+@pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 29])
+def test_every_window_begins_with_what_the_tokenizer_puts_before_texts(
+    model: Decoder, length: int, stride: int
+) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.template = Template.around(bos_id=BOS, eos_id=None)
+    text = "It is a truth universally acknowledged"[:length]
+    report = evaluate_text(model, tokenizer, text, stride=stride, batch_size=3)
+    want = brute_force_after_bos(model, list(text.encode()), context=CONTEXT, stride=stride)
+    assert report.nats == pytest.approx(want, rel=1e-5)
+    assert report.num_tokens == length
+    with pytest.raises(ConfigError, match=r"stride=8: must be 1 to 7.*begin every window"):
+        evaluate_text(model, tokenizer, text, stride=CONTEXT)
+
+
+def test_a_text_begins_after_bos_or_end_of_text_whichever_the_model_has() -> None:
+    assert start_of_text(TOKENIZER, {"bos": 7, "eos": 8}) == Start((7,))
+    assert start_of_text(TOKENIZER, {"eos": 8}) == Start((EOT,))
+    assert start_of_text(ByteTokenizer(()), {"eos": 8}) == Start((8,))
+    assert start_of_text(ByteTokenizer(())) == Start()
+    tokenizer = ByteTokenizer()
+    tokenizer.template = Template.around(bos_id=BOS, eos_id=9)
+    assert start_of_text(tokenizer, {"bos": 7}) == Start((BOS,), is_repeated=True)
+
+
+def test_logits_in_parts_sum_to_the_same(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate_text(model, TOKENIZER, "x y z " * 9).nats
+    monkeypatch.setattr("lmworks.train.evaluate._MAX_LOGITS_BYTES", 0)
+    monkeypatch.setattr("lmworks.train.evaluate._MIN_PART_TOKENS", 3)
+    assert evaluate_text(model, TOKENIZER, "x y z " * 9).nats == pytest.approx(whole, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stride": 0}, "stride=0: must be 1 to context_length=8"),
+        ({"stride": 0}, "stride=0: must be 1 to 8 .context_length=8"),
         ({"stride": 9}, "stride=9"),
         ({"stride": 1, "context_length": 9}, "context_length=9: must be 1 to .*max_seq_len=8"),
     ],
@@ -157,7 +208,7 @@ def test_special_tokens_in_a_text_are_plain_text(model: Decoder) -> None:
 
 def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model = make_model(dropout=0.5).train()
-    document = Document(EOT, 3, lambda a, b: np.arange(3)[a:b])
+    document = Document((EOT,), 3, lambda a, b: np.arange(3)[a:b])
     scores = {score(model, [document], stride=1) for _ in range(2)}
     assert len(scores) == 1
     assert model.training
