@@ -125,7 +125,7 @@ def step_of(module: nn.Module, rounds: Iterator[Tensor]) -> Callable[[], Tensor]
             weight.grad = None
         y = module(x)
         output: Tensor = y[0] if isinstance(y, tuple) else y
-        output.backward(x.detach())
+        torch.autograd.backward(output, x.detach())
         return output.detach()
 
     return step
