@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 from lmworks.models.config import LayerConfig, ModelConfig
-from lmworks.nn.config import MLPConfig
+from lmworks.nn.config import MLPConfig, MoEConfig
 from lmworks.plan.hardware import ELEMENT_BYTES, Precision
 from lmworks.plan.layer_memory import attention_bytes, norm_bytes
 
@@ -122,6 +122,8 @@ def _block_bytes_per_token(config: ModelConfig, layer: LayerConfig, precision: P
     norms = norm_bytes(config.norm, config.d_model, precision)
     if config.norm_position == "double":
         norms += norms - config.d_model * ELEMENT_BYTES[precision]
+    if layer.mlp.kind == "moe":
+        return num_sublayers * norms + _moe_bytes(layer.mlp, config.d_model, precision)
     return num_sublayers * norms + _mlp_bytes(layer.mlp, precision)
 
 
@@ -131,6 +133,18 @@ def _mtp_bytes(config: ModelConfig, precision: Precision) -> int:
     if config.mtp.kind != "sequential":
         return 0
     return 2 * norm_bytes(config.norm, config.d_model, precision)
+
+
+def _moe_bytes(moe: MoEConfig, d_model: int, precision: Precision) -> int:
+    """What gate and up of the chosen experts gave, with room for an eighth more rows; the router's
+    fp32 input, its scores, and their logits with a z-loss; the weights of the chosen experts."""
+    element_bytes, router = ELEMENT_BYTES[precision], moe.router
+    per_row = moe.d_ff * (2 if moe.is_gated else 1) * element_bytes * 9 // 8 + 4 * _FP32_BYTES
+    size = round(router.experts_per_token * per_row)
+    if router.has_logits:
+        size += (2 if moe.balance.z_weight else 1) * moe.num_experts * _FP32_BYTES
+        size += d_model * _FP32_BYTES if precision == "bf16" else 0
+    return size if moe.shared_mlp is None else size + _mlp_bytes(moe.shared_mlp, precision)
 
 
 def _mlp_bytes(mlp: MLPConfig, precision: Precision) -> int:

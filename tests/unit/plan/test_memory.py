@@ -56,6 +56,9 @@ def test_bytes_are_shown_in_the_unit_that_fits(size_bytes, text):
     assert readable_bytes(size_bytes) == text
 
 
+MOE = {"kind": "moe", "d_ff": 48, "num_experts": 8}
+
+
 def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length: int) -> int:
     """Bytes of the distinct storages that autograd keeps, without weights and constant tables."""
     model = Decoder(config).to(dtype).train()
@@ -92,6 +95,10 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype, batch_size: int, length
         {"position": {"kind": "t5"}},
         {"position": {"pairing": "interleaved", "rotary_fraction": 0.5}},
         {"position": {"kind": "learned"}},
+        {"mlp": MOE},
+        {"mlp": MOE | {"num_shared_experts": 2, "activation": "gelu"}},
+        {"mlp": MOE | {"router": {"top_k": 4, "score": "sigmoid"}, "balance": {"z_weight": 0.1}}},
+        {"mlp": MOE | {"router": {"kind": "hash"}}},
         {"mtp": {"kind": "sequential", "depth": 2}},
         {"mtp": {"kind": "parallel", "depth": 2}},
         LAYER_NORM | {"mtp": {"kind": "sequential"}},

@@ -45,7 +45,7 @@ class BalancedRouter(nn.Module):
         if not self.training:
             return logits_NE.argmax(dim=-1)
         if self.config.kind == "auction":
-            return auction(logits_NE, tolerance=self.config.tolerance)
+            return _AUCTION(logits_NE, self.config.tolerance)
         return sinkhorn(logits_NE, self.config.iterations).argmax(dim=-1)
 
 
@@ -94,3 +94,21 @@ def auction(scores_NE: Float[Tensor, "N E"], *, tolerance: float) -> Int[Tensor,
         price_E[expert_N[last]] = bid_N[last]
         expert_N[order_N[rank_N >= capacity]] = -1
     return expert_N
+
+
+def _auction_by_position(scores_NE: Tensor, tolerance: float) -> Tensor:
+    return auction(scores_NE, tolerance=tolerance)
+
+
+# One operator to compilers: how many rounds it takes depends on the scores.
+_AUCTION = torch.library.custom_op(
+    "lmworks::auction",
+    _auction_by_position,
+    mutates_args=(),
+    schema="(Tensor scores_NE, float tolerance) -> Tensor",
+)
+
+
+@_AUCTION.register_fake
+def _auction_fake(scores_NE: Tensor, tolerance: float) -> Tensor:
+    return scores_NE.new_empty(scores_NE.shape[0], dtype=torch.int64)
