@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "model": {"d_model": 32, "num_layers": 2, "attention": {"num_heads": 2}, "mlp": {"d_ff": 64}},
     "tokenizer": {"kind": "byte"},
     "schedule": {"kind": "constant", "warmup_steps": 0},
@@ -29,12 +30,24 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
+EXPERTS = {
+    "mlp": {"kind": "moe", "d_ff": 16, "num_experts": 4},
+    "layer_kinds": {"dense": {"mlp": {"kind": "dense", "d_ff": 64}}, "experts": {}},
+    "layer_pattern": ["dense", "experts"],
+    "mtp": {"kind": "sequential"},
+}
+
+
 @pytest.mark.slow
-def test_losses_after_the_change_over_survive_an_interruption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+def test_losses_after_the_change_over_survive_an_interruption(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
     text, recipe = tmp_path / "text.txt", tmp_path / "recipe.yaml"
     text.write_text("\n<|endoftext|>\n".join(f"{n} follows {n - 1}" for n in range(400)))
     data = {"kind": "text", "files": [str(text)], "val_fraction": 0.2}
-    recipe.write_text(yaml.safe_dump({**RECIPE, "data": data}))
+    sections = {**RECIPE, "data": data, "model": {**RECIPE["model"], **model}}
+    recipe.write_text(yaml.safe_dump(sections))
     straight, interrupted = tmp_path / "straight", tmp_path / "interrupted"
     for run in (straight, interrupted):
         lmworks(str(recipe), "--run", str(run))
