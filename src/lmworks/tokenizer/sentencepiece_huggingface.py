@@ -41,13 +41,16 @@ def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     rules, split_words = _rules(value)
     _check_decoder(value.get("decoder"))
     entries = value.get("added_tokens") or []
-    special, added, flags = _added_tokens(entries, has_normalizer=bool(value.get("normalizer")))
     vocab = checked_vocab(model)
+    has_symbols = bool(value.get("normalizer")) and rules.prefix == "none"
+    symbols = _symbols(entries, vocab) if has_symbols else set()
+    entries = [e for e in entries if not symbols or e["content"] not in symbols]
+    special, added, flags = _added_tokens(entries, has_normalizer=bool(value.get("normalizer")))
     unknown = model.get("unk_token")
     if unknown is not None and unknown not in vocab:
         raise DataError(f"model.unk_token={unknown!r:.60} is not in model.vocab")
     return SentencePieceTokenizer(
-        _vocabulary(model, vocab, {**special, **added}),
+        _vocabulary(model, vocab, {**special, **added}, symbols),
         rules,
         special_tokens=special,
         added_tokens=added,
@@ -57,8 +60,26 @@ def from_huggingface(value: Mapping[str, Any]) -> SentencePieceTokenizer:
     )
 
 
+def _symbols(entries: Any, vocab: Mapping[str, int]) -> set[str]:
+    """Added tokens that are looked for in the normalized text: user-defined pieces."""
+    if not isinstance(entries, list):
+        return set()
+    flags = ("special", "lstrip", "rstrip", "single_word")
+    return {
+        entry["content"]
+        for entry in entries
+        if isinstance(entry, dict)
+        and entry.get("normalized")
+        and not any(entry.get(flag) for flag in flags)
+        and isinstance(entry.get("content"), str)
+        and " " not in entry["content"]
+        and entry["content"]
+        and vocab.get(entry["content"]) == entry.get("id")
+    }
+
+
 def _vocabulary(
-    model: dict[str, Any], vocab: dict[str, int], added: Mapping[str, int]
+    model: dict[str, Any], vocab: dict[str, int], added: Mapping[str, int], symbols: set[str]
 ) -> Vocabulary:
     by_id = {token_id: piece for piece, token_id in vocab.items()}
     for name, token_id in added.items():
@@ -83,6 +104,8 @@ def _vocabulary(
     def type_of(piece: str | None) -> PieceType:
         if piece is not None and piece == unknown:
             return PieceType.UNKNOWN
+        if piece in symbols:
+            return PieceType.USER_DEFINED
         return PieceType.BYTE if piece in byte_names else PieceType.NORMAL
 
     pieces = tuple(by_id.get(i) for i in range(max(by_id, default=-1) + 1))
