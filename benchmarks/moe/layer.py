@@ -1,6 +1,6 @@
 """One mixture-of-experts layer, forward and backward, beside transformers' blocks.
 
-    python benchmarks/moe/layer.py [--rounds 7]
+    python benchmarks/moe/layer.py [--rounds 5] [--blocks Mixtral DeepSeek-V3]
 
 64 experts of width 256, 6 per token, d_model 512, 4,096 tokens: Mixtral's block, and DeepSeek-V3's
 with one shared expert. Same weights, tokens new in every round (so that, as in training, every
@@ -10,7 +10,8 @@ transformers' experts as its models choose them (`grouped_mm`), and as the block
 expert, 39 GB here, and is not run. The roof is the nine matrix products of every expert alone, on
 equal loads, into memory that is there.
 
-One thread: CPU time. Two: wall time. Writes benchmarks/results/moe_layer.json.
+One thread: CPU time. Two: wall time. Writes benchmarks/results/moe_layer.json; figures of blocks
+that are not named stay there.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmworks.bench.harness import Row, Spread, print_rows, save_result, time_in_turn
+from lmworks.bench.harness import Row, Spread, print_rows, replace_rows, save_result, time_in_turn
 from lmworks.nn.config import MoEConfig
 from lmworks.nn.moe.layer import MoE
 from lmworks.ops import native
@@ -185,7 +186,7 @@ def measure(name: str, dtype: torch.dtype, num_threads: int, rounds: int) -> lis
     case = f"{name}, {str(dtype).removeprefix('torch.')}, {threads}"
     rows = [Row(case, contender, metric, Spread.of(values)) for contender, values in times.items()]
     mine = times[LMWORKS]
-    for peer in (GROUPED, EAGER):
+    for peer in (EAGER, GROUPED):
         ratios = [theirs / own for theirs, own in zip(times[peer], mine, strict=True)]
         rows.append(Row(case, f"lmworks beside {peer}", "times_faster", Spread.of(ratios)))
     shares = [roof / own for roof, own in zip(times[ROOF], mine, strict=True)]
@@ -199,12 +200,14 @@ def measure(name: str, dtype: torch.dtype, num_threads: int, rounds: int) -> lis
 def main() -> None:
     """Measure all and write the result file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", nargs="+", choices=PEERS, default=[*PEERS])
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     rows = [
         row
         for name, dtype, num_threads in itertools.product(
-            PEERS, (torch.float32, torch.bfloat16), (1, 2)
+            arguments.blocks, (torch.float32, torch.bfloat16), (1, 2)
         )
         for row in measure(name, dtype, num_threads, rounds)
     ]
@@ -215,7 +218,7 @@ def main() -> None:
         f"{NUM_EXPERTS} experts, {TOP_K} per token, d_model {D_MODEL}, expert d_ff {D_FF}, "
         f"{TOKENS} tokens",
         command=f"python benchmarks/moe/layer.py --rounds {rounds}",
-        rows=rows,
+        rows=replace_rows("moe_layer", rows),
         packages=["torch", "transformers"],
     )
     print(f"wrote {path}")

@@ -18,7 +18,7 @@ from lmworks.base.errors import DataError
 from lmworks.base.storage import write_text
 from lmworks.bench.harness import RESULTS
 
-PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
+PAGES = (Path("README.md"), Path("docs/benchmarks.md"), Path("docs/moe.md"))
 
 _MARK = re.compile(r"(<!-- results: (\w+)( wide)? -->\n).*?(<!-- /results -->)", re.DOTALL)
 
