@@ -153,6 +153,28 @@ ROUTERS = st.one_of(
     section("sinkhorn", score=SCORES, iterations=st.integers(1, 4)),
     section("auction", score=SCORES),
 )
+WEIGHT = st.just(0.1)
+LOSSES = ("switch_weight", "sequence_weight", "device_weight", "z_weight", "bias_rate")
+ANY_BALANCE = st.fixed_dictionaries({}, optional=dict.fromkeys(LOSSES, WEIGHT))
+TOP_K_BALANCE = st.one_of(
+    st.fixed_dictionaries(
+        {},
+        optional={"switch_weight": WEIGHT, "sequence_weight": WEIGHT, "z_weight": WEIGHT},
+    ),
+    st.fixed_dictionaries(
+        {"device_weight": WEIGHT, "num_devices": st.just(2)}, optional={"z_weight": WEIGHT}
+    ),
+    ANY_BALANCE,
+)
+FREE_BALANCE = often({}, {"z_weight": 0.1}, {"switch_weight": 0.1})
+BALANCES = {
+    "topk": TOP_K_BALANCE,
+    "noisy_topk": TOP_K_BALANCE,
+    "expert_choice": FREE_BALANCE,
+    "hash": FREE_BALANCE,
+    "sinkhorn": FREE_BALANCE,
+    "auction": FREE_BALANCE,
+}
 
 
 @st.composite
@@ -161,10 +183,8 @@ def mixtures(draw: st.DrawFn, num_experts: int) -> Values:
     mlp = draw(DENSE) | {"kind": "moe", "num_experts": num_experts, "router": router}
     mlp["num_shared_experts"] = draw(often(0, 1, 2))
     mlp["drop"] = draw(st.sampled_from(["score", "position"]))
-    mlp["capacity_factor"] = draw(often(0.0, 0.5, 1.25))
-    losses = {"switch_weight": 0.1, "sequence_weight": 0.1, "z_weight": 0.1, "bias_rate": 0.1}
-    losses |= {"device_weight": 0.1, "num_devices": 2}
-    mlp["balance"] = {name: losses[name] for name in draw(st.sets(st.sampled_from([*losses])))}
+    mlp["capacity_factor"] = draw(often(0.0, 0.0, 0.5, 1.25))
+    mlp["balance"] = draw(BALANCES[router["kind"]])
     return mlp
 
 
@@ -200,7 +220,7 @@ def models(draw: st.DrawFn) -> Values:
         ),
         "residual_scale": draw(often(1.0, 0.3)),
         "embedding_scale": draw(often(1.0, 3.0)),
-        "use_bias": draw(st.sampled_from([False, False, True])),
+        "use_bias": draw(st.sampled_from([False] * 5 + [True])),
         "block": draw(st.sampled_from(["serial", "parallel"])),
         "mlp": draw(feed_forward),
         "attention": draw(ATTENTIONS),

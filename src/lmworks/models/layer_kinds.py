@@ -79,4 +79,4 @@ def _section(
     except ValidationError as err:
         first = err.errors()[0]
         key = ".".join([where, *(str(part) for part in first["loc"] if part != kind)])
-        raise ValueError(f"{key}: {first['msg']}") from None
+        raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -123,7 +123,7 @@ def test_the_generator_alone_decides():
     ("changes", "options", "message"),
     [
         ({}, {"granularity": 5}, "granularity=5 does not divide mlp.d_ff=48"),
-        ({}, {"top_k": 9}, "top_k=9 of num_experts=4"),
+        ({}, {"top_k": 9}, "top_k=9 is more than num_experts=4"),
         ({}, {"every": 5}, "every=5 is not between 1 and num_layers=4"),
         ({"mlp": {"kind": "moe", "d_ff": 8, "num_experts": 2}}, {}, "only a dense model"),
         ({"use_bias": True}, {}, "experts have no biases"),

@@ -119,7 +119,7 @@ class MoEConfig(Config):
         if self.capacity_factor and kind == "expert_choice":
             raise ValueError(
                 f"capacity_factor={self.capacity_factor:g} with router.kind=expert_choice, where "
-                "every expert takes its share and no more; set router.experts_per_token instead"
+                "every expert takes its share and no more; set router.mean_experts instead"
             )
         return self
 

@@ -87,7 +87,8 @@ class TopKRouterConfig(_Router):
             )
         if self.top_groups > self.num_groups:
             raise ValueError(
-                f"router.top_groups={self.top_groups} of router.num_groups={self.num_groups}"
+                f"router.top_groups={self.top_groups} is more than "
+                f"router.num_groups={self.num_groups}"
             )
         group_size = num_experts // self.num_groups
         if self.top_k > self.top_groups * group_size:
@@ -161,7 +162,7 @@ class ExpertChoiceRouterConfig(_Router):
         """See `_Router`."""
         if self.mean_experts > num_experts:
             raise ValueError(
-                f"router.mean_experts={self.mean_experts:g} of num_experts={num_experts}"
+                f"router.mean_experts={self.mean_experts:g} is more than num_experts={num_experts}"
             )
 
 
@@ -214,4 +215,4 @@ RouterConfig = Annotated[
 
 def _check_top_k(top_k: int, num_experts: int) -> None:
     if top_k > num_experts:
-        raise ValueError(f"router.top_k={top_k} of num_experts={num_experts}")
+        raise ValueError(f"router.top_k={top_k} is more than num_experts={num_experts}")

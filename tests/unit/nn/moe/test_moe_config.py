@@ -57,16 +57,25 @@ def test_routers_that_balance_themselves_have_no_balance_loss(kind):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"router": {"top_k": 9}}, "router.top_k=9 of num_experts=8"),
-        ({"router": {"kind": "noisy_topk", "top_k": 9}}, "router.top_k=9 of num_experts=8"),
+        ({"router": {"top_k": 9}}, "router.top_k=9 is more than num_experts=8"),
+        (
+            {"router": {"kind": "noisy_topk", "top_k": 9}},
+            "router.top_k=9 is more than num_experts=8",
+        ),
         ({"router": {"num_groups": 3}}, "not a multiple of router.num_groups=3"),
-        ({"router": {"num_groups": 2, "top_groups": 3}}, "top_groups=3 of router.num_groups=2"),
+        (
+            {"router": {"num_groups": 2, "top_groups": 3}},
+            "top_groups=3 is more than router.num_groups=2",
+        ),
         ({"router": {"top_k": 5, "num_groups": 4, "top_groups": 2}}, "groups have 4"),
         (
             {"router": {"num_groups": 8, "top_groups": 4, "group_score": "top2_sum"}},
             "have one expert each; use max",
         ),
-        ({"router": {"kind": "expert_choice", "mean_experts": 9}}, "mean_experts=9 of num"),
+        (
+            {"router": {"kind": "expert_choice", "mean_experts": 9}},
+            "mean_experts=9 is more than num",
+        ),
         ({"router": {"kind": "expert_choice"}, "capacity_factor": 1.0}, "takes its share"),
         ({"router": {"kind": "hash"}, "balance": {"z_weight": 0.1}}, "router.kind=hash has none"),
         ({"balance": {"bias_rate": 0.001}}, "set router.kind=topk and router.selection_bias=true"),
