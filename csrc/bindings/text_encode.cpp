@@ -202,7 +202,7 @@ class Encoder {
                          TokenBuffer& all) const;
 
   Worker take_worker() {
-    if (workers_.empty()) return {std::make_unique<PieceCache>(model_, max_cache_slots_), {}, {}};
+    if (workers_.empty()) return {std::make_unique<PieceCache>(max_cache_slots_), {}, {}};
     Worker worker = std::move(workers_.back());
     workers_.pop_back();
     return worker;

@@ -22,9 +22,6 @@ namespace {
 constexpr size_t kMaxShort = ShortTable::Key::kMaxBytes, kMaxMiddle = MiddleTable::Key::kMaxBytes;
 // Pieces of 16..31 bytes are rarer than shorter ones, longer ones are rare.
 constexpr size_t kMiddleShare = 4;
-// A cache begins with the tokens of vocabularies that need no more slots (8 MB): beyond, a thread
-// that encodes little would pay for a copy that it does not use.
-constexpr size_t kMaxTakenSlots = size_t{1} << 18;
 constexpr size_t kBatch = 128;
 using Place = uint16_t;  // of a piece in its batch
 
@@ -111,10 +108,8 @@ class LongTable {
 }  // namespace
 
 struct PieceCache::State {
-  State(const BpeModel& model, size_t max_slots)
-      : shorts(max_slots), middles(max_slots / kMiddleShare), longs(max_slots / 16) {
-    has_tokens = shorts.copy(model.known_shorts(), kMaxTakenSlots);
-  }
+  explicit State(size_t max_slots)
+      : shorts(max_slots), middles(max_slots / kMiddleShare), longs(max_slots / 16) {}
 
   // Encodes pieces one after another; `next_ends(p)` gives the ends of the pieces from p on.
   template <class NextEnds>
@@ -140,7 +135,6 @@ struct PieceCache::State {
                   const uint64_t* hashes);
 
   ShortTable shorts;
-  bool has_tokens;  // all tokens of up to 15 bytes are in `shorts`
   MiddleTable middles;
   LongTable longs;
   MergeScratch scratch;
@@ -162,8 +156,7 @@ size_t cut_parts(const BpeModel& model, const uint8_t* p, const uint8_t* end, ui
   return count;
 }
 
-PieceCache::PieceCache(const BpeModel& model, size_t max_slots)
-    : state_(std::make_unique<State>(model, max_slots)) {}
+PieceCache::PieceCache(size_t max_slots) : state_(std::make_unique<State>(max_slots)) {}
 PieceCache::~PieceCache() = default;
 
 template <class Table>
@@ -182,13 +175,11 @@ template <class Table>
                                                    uint32_t* at) {
   ++num_added;
   const typename Table::Slot* token = nullptr;
-  if (!std::is_same_v<Table, ShortTable> || (!has_tokens && model.may_know(hash))) {
-    token = known.find(key, hash);
-  }
+  if (!std::is_same_v<Table, ShortTable> || model.may_know(hash)) token = known.find(key, hash);
   uint32_t* const end = token != nullptr
                             ? known.write(*token, at)
                             : at + model.encode_piece(key.bytes(), key.size(), at, scratch);
-  if (table.insert(key, hash, at, end - at)) has_tokens = false;
+  table.insert(key, hash, at, end - at);
   return end;
 }
 
@@ -206,7 +197,7 @@ void PieceCache::State::add_shorts(const BpeModel& model, std::span<const ShortT
   for (const Place k : std::span(missing, num_missing)) {
     if (shorts.find(keys[k], hashes[k]) != nullptr) continue;
     missing[num_new++] = k;  // some may be the same
-    if (!has_tokens && model.may_know(hashes[k])) known.prefetch(hashes[k]);
+    if (model.may_know(hashes[k])) known.prefetch(hashes[k]);
   }
   num_added += num_new;
   for (size_t next = 0; next < num_new;) {
@@ -218,7 +209,7 @@ void PieceCache::State::add_shorts(const BpeModel& model, std::span<const ShortT
       const Place k = missing[next];
       const uint64_t hash = hashes[k];
       const ShortTable::Slot* const token =
-          !has_tokens && model.may_know(hash) ? known.find(keys[k], hash) : nullptr;
+          model.may_know(hash) ? known.find(keys[k], hash) : nullptr;
       if (token == nullptr) {
         places[count] = k;
         pieces[count++] = keys[k];
@@ -231,7 +222,7 @@ void PieceCache::State::add_shorts(const BpeModel& model, std::span<const ShortT
     for (size_t i = 0; i < count; ++i) {
       const uint64_t hash = hashes[places[i]];
       if (shorts.find(pieces[i], hash) != nullptr) continue;  // twice in the batch
-      if (shorts.insert(pieces[i], hash, merges[i].symbols, merges[i].count)) has_tokens = false;
+      shorts.insert(pieces[i], hash, merges[i].symbols, merges[i].count);
     }
   }
 }

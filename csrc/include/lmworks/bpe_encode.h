@@ -23,9 +23,8 @@ namespace lmworks {
 class PieceCache {
  public:
   // `max_slots` bounds the table of pieces of up to 15 bytes (32 bytes a slot), and with it the
-  // others, which together take about as much. It begins with the model's short tokens, if they are
-  // not too many; every text is of that model.
-  PieceCache(const BpeModel& model, size_t max_slots);
+  // others, which together take about as much.
+  explicit PieceCache(size_t max_slots);
   ~PieceCache();
   PieceCache(const PieceCache&) = delete;
   PieceCache& operator=(const PieceCache&) = delete;

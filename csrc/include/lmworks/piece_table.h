@@ -86,19 +86,6 @@ class PieceTable {
         mask_(std::min(kFirstSlots, max_slots_) - 1),
         shift_(64 - std::popcount(mask_)) {}
 
-  // Takes over all that the other table holds, or nothing if it has more slots than that.
-  bool copy(const PieceTable& other, size_t most_slots) {
-    const size_t num_slots = other.mask_ + 1;
-    if (num_slots > std::min(most_slots, max_slots_)) return false;
-    slots_ = zeroed(num_slots);
-    std::copy_n(other.slots_.get(), num_slots, slots_.get());
-    mask_ = other.mask_;
-    shift_ = other.shift_;
-    used_ = other.used_;
-    overflow_ = other.overflow_;
-    return true;
-  }
-
   void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash >> shift_]); }
 
   // The first slot to look at; the piece is there, elsewhere or nowhere.
@@ -114,9 +101,8 @@ class PieceTable {
     }
   }
 
-  // Returns whether all others were forgotten for it.
-  bool insert(const Key& key, uint64_t hash, const uint32_t* tokens, size_t count) {
-    const bool is_emptied = 8 * (used_ + 1) > 5 * (mask_ + 1) && !grow();
+  void insert(const Key& key, uint64_t hash, const uint32_t* tokens, size_t count) {
+    if (8 * (used_ + 1) > 5 * (mask_ + 1)) grow();
     Slot& slot = slots_[free_slot(hash)];
     slot.key = key;
     slot.count = static_cast<uint32_t>(count);
@@ -127,7 +113,6 @@ class PieceTable {
       overflow_.insert(overflow_.end(), tokens, tokens + count);
     }
     ++used_;
-    return is_emptied;
   }
 
   // Writes the ids of a slot; `at` has room for one per byte of the piece and at least Inline + 1.
@@ -178,14 +163,13 @@ class PieceTable {
     return Slots(static_cast<Slot*>(memory), Release{0});
   }
 
-  // False if the table is at its limit: then it is emptied.
-  bool grow() {
+  void grow() {
     const size_t num_old = mask_ + 1;
     if (num_old >= max_slots_) {
       std::memset(static_cast<void*>(slots_.get()), 0, num_old * sizeof(Slot));
       used_ = 0;
       overflow_.clear();
-      return false;
+      return;
     }
     const size_t factor = num_old * sizeof(Slot) < kHugePage ? 4 : 2;
     const size_t num_slots = std::min(factor * num_old, max_slots_);
@@ -197,7 +181,6 @@ class PieceTable {
       const Slot& slot = old[k];
       if (slot.key.word[Words - 1] != 0) slots_[free_slot(slot.key.hash())] = slot;
     }
-    return true;
   }
 
   size_t max_slots_;
