@@ -73,7 +73,7 @@ def load(
         config = schema.model_validate(tree.values)
     except ValidationError as err:
         where = f"{file}: " if file is not None else ""
-        lines = [_explain(error, schema) for error in err.errors()]
+        lines = [explain(error, schema) for error in err.errors()]
         raise ConfigError(where + "\n".join(lines)) from None
     leaves = _leaves(config.model_dump(mode="json"))
     return Loaded(config, {key: tree.sources.get(key, _DEFAULT) for key in leaves})
@@ -103,10 +103,31 @@ def to_yaml(config: Config) -> str:
 
 
 def suggest(word: str, known: typing.Iterable[str]) -> str:
-    """The tail of an error message: the nearest known word, or all of them."""
+    """The tail of an error message: the nearest known word, or all of them if there are any."""
     known = sorted(known)
+    if not known:
+        return ""
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def explain(error: Any, schema: type[Config]) -> str:
+    """One line for one of pydantic's errors: where, what, the value, and what would be right."""
+    location = [str(p) for p in error["loc"]]
+    where, schemas = _walk(location, schema)
+    if error["type"] == "extra_forbidden":
+        known = {name for s in schemas for name in s.model_fields}
+        return f"{where}: no such key{suggest(location[-1], known)}"
+    if error["type"] == "missing":
+        return f"{where}: must be set"
+    if error["type"] == "value_error":
+        detail = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        return f"{where}: {detail}" if where else detail
+    if error["type"] == "union_tag_invalid":
+        return f"{where}.kind={error['ctx']['tag']!r}; allowed: {error['ctx']['expected_tags']}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    message = message.replace("a valid tuple", "a list")  # which is what YAML has
+    return f"{where}={error['input']!r}: {message}"
 
 
 class _Tree:
@@ -202,6 +223,12 @@ def _sections(annotation: Any) -> list[type[Config]]:
     return [s for arg in typing.get_args(annotation) for s in _sections(arg)]
 
 
+def _named_sections(annotation: Any) -> list[type[Config]]:
+    """The Config classes of the values of `dict[str, Section]`."""
+    args = typing.get_args(annotation)
+    return _sections(args[1]) if typing.get_origin(annotation) is dict else []
+
+
 def _kind_of(schema: type[Config]) -> Any:
     field = schema.model_fields.get("kind")
     return None if field is None else field.default
@@ -266,30 +293,17 @@ def _nearest_file(path: Path) -> str:
     return f"; did you mean {folder / close[0]}?" if close else ""
 
 
-def _explain(error: Any, schema: type[Config]) -> str:
-    """One line for one pydantic error: where, what, the value, and what would be right."""
-    location = [str(p) for p in error["loc"]]
-    where, schemas = _walk(location, schema)
-    if error["type"] == "extra_forbidden":
-        known = {name for s in schemas for name in s.model_fields}
-        return f"{where}: no such key{suggest(location[-1], known)}"
-    if error["type"] == "missing":
-        return f"{where}: must be set"
-    if error["type"] == "value_error":
-        detail = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-        return f"{where}: {detail}" if where else detail
-    if error["type"] == "union_tag_invalid":
-        return f"{where}.kind={error['ctx']['tag']!r}; allowed: {error['ctx']['expected_tags']}"
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{where}={error['input']!r}: {message}"
-
-
 def _walk(location: list[str], schema: type[Config]) -> tuple[str, list[type[Config]]]:
     """Dotted path without union tags, and the schemas of the section that holds its last part."""
     here: list[type[Config]] = [schema]
     parent = here
     parts: list[str] = []
+    named: list[type[Config]] = []
     for part in location:
+        if named:  # a name in a mapping of sections, which any word may be
+            parts.append(part)
+            parent, here, named = named, named, []
+            continue
         if len(here) > 1 and part in {str(_kind_of(s)) for s in here}:
             here = [s for s in here if str(_kind_of(s)) == part]
             parent = here
@@ -298,4 +312,5 @@ def _walk(location: list[str], schema: type[Config]) -> tuple[str, list[type[Con
         parts.append(part)
         fields = [s.model_fields[part] for s in here if part in s.model_fields]
         here = [section for field in fields for section in _sections(field.annotation)]
+        named = [section for field in fields for section in _named_sections(field.annotation)]
     return ".".join(parts), parent

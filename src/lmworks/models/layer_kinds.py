@@ -5,19 +5,15 @@ No torch. A pattern is a list of names, each perhaps with a count: [local, local
 without a pattern.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
-from lmworks.base.config import Config
+from lmworks.base.config import Config, explain
 from lmworks.nn.config import AnyAttentionConfig, FeedForwardConfig, PositionConfig
 
-_ATTENTION: TypeAdapter[AnyAttentionConfig] = TypeAdapter(AnyAttentionConfig)
-_MLP: TypeAdapter[FeedForwardConfig] = TypeAdapter(FeedForwardConfig)
-_POSITION: TypeAdapter[PositionConfig] = TypeAdapter(PositionConfig)
 _MAX_REPEATS = 10_000
-S = TypeVar("S")
 
 
 class LayerKind(Config):
@@ -43,14 +39,16 @@ class LayerConfig(NamedTuple):
 
     def with_kind(self, kind: LayerKind, name: str) -> "LayerConfig":
         """The same with what sets the kind `name` apart; raises ValueError if that cannot be."""
-        where = f"layer_kinds.{name}"
-        attend, feed = _ATTENTION.validate_python, _MLP.validate_python
-        locate = _POSITION.validate_python
-        return LayerConfig(
-            _section(attend, self.attention, kind.attention, f"{where}.attention"),
-            _section(feed, self.mlp, kind.mlp, f"{where}.mlp"),
-            _section(locate, self.position, kind.position, f"{where}.position"),
-        )
+        values = {
+            section: _on_top(getattr(self, section), getattr(kind, section))
+            for section in self._fields
+        }
+        try:
+            sections = _Sections.model_validate(values)
+        except ValidationError as err:
+            reason = explain(err.errors()[0], _Sections)
+            raise ValueError(f"layer_kinds.{name}.{reason}") from None
+        return LayerConfig(sections.attention, sections.mlp, sections.position)
 
 
 def expand_pattern(pattern: Sequence[str]) -> list[str]:
@@ -67,16 +65,16 @@ def expand_pattern(pattern: Sequence[str]) -> list[str]:
     return names or [""]
 
 
-def _section(
-    validate: Callable[[Any], S], section: Config, values: Mapping[str, Any], where: str
-) -> S:
+class _Sections(Config):
+    """A `LayerConfig` as pydantic reads it."""
+
+    attention: AnyAttentionConfig
+    mlp: FeedForwardConfig
+    position: PositionConfig
+
+
+def _on_top(section: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """The section with `values` on top; those of another kind stand alone."""
     base = section.model_dump()
-    kind = values.get("kind", base["kind"])
-    is_other_kind = kind != base["kind"]
-    try:
-        return validate(dict(values) if is_other_kind else base | dict(values))
-    except ValidationError as err:
-        first = err.errors()[0]
-        key = ".".join([where, *(str(part) for part in first["loc"] if part != kind)])
-        raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None
+    is_other_kind = values.get("kind", base["kind"]) != base["kind"]
+    return dict(values) if is_other_kind else base | dict(values)

@@ -37,6 +37,8 @@ class Whole(Config):
     colour: Annotated[Red | Blue, Field(discriminator="kind")] = Red()
     size: Sized = Sized()
     rate: float = 1.0
+    tags: tuple[str, ...] = ()
+    rooms: dict[str, Sized] = {}
 
 
 @pytest.fixture
@@ -85,6 +87,10 @@ def test_yaml_reads_back_to_an_equal_config(file: Path, tmp_path: Path) -> None:
         ("name: x\nsize: {wdth: 3}", r"size\.wdth: no such key; did you mean 'width'"),
         ("name: x\ncolour: {kind: blue, shade: 1}", r"colour\.shade: no such key"),
         ("name: x\ncolour: {kind: bleu}", r"colour\.kind='bleu'; allowed: 'red', 'blue'"),
+        ("name: x\nrooms: {hall: {wdth: 3}}", r"rooms\.hall\.wdth: .* did you mean 'width'"),
+        ("name: x\nrooms: {hall: {width: a}}", r"rooms\.hall\.width='a': input should be"),
+        ("name: x\nrooms: {hall: 3}", r"rooms\.hall=3: input should be"),
+        ("name: x\ntags: word", "tags='word': input should be a list"),
         ("size: {}", "name: must be set"),
         ("name: x\nsize: {width: wide}", r"size\.width='wide': input should be a valid integer"),
         ("name: x\nrate: .nan", "rate=nan"),

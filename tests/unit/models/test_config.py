@@ -273,7 +273,15 @@ def test_an_override_changes_one_value_of_a_kind():
         ({"layer_pattern": ["local*0", "global"]}, "neither a name nor name\\*count"),
         (
             {"layer_kinds": {"local": {"mlp": {"d_f": 3}}, "global": {}}},
-            "layer_kinds.local.mlp.d_f",
+            "layer_kinds.local.mlp.d_f: no such key; did you mean 'd_ff'",
+        ),
+        (
+            {"layer_kinds": {"local": {"attention": {"mask": {"kind": "window"}}}, "global": {}}},
+            "layer_kinds.local.attention.mask.size: must be set",
+        ),
+        (
+            {"layer_kinds": {"local": {"position": {"kind": "rop"}}, "global": {}}},
+            "layer_kinds.local.position.kind='rop'; allowed: 'rope', ",
         ),
         (
             {"layer_kinds": {"local": {"position": {"kind": "learned"}}, "global": {}}},
