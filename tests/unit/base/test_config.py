@@ -38,7 +38,7 @@ class Whole(Config):
     size: Sized = Sized()
     rate: float = 1.0
     tags: tuple[str, ...] = ()
-    rooms: dict[str, Sized] = {}
+    rooms: dict[str, Sized] = Field(default_factory=dict)
 
 
 @pytest.fixture
