@@ -73,7 +73,11 @@ def test_logits_and_greedy_text_equal_transformers(
 def test_windows_equal_transformers_beyond_their_size(
     gemma3_file: Path, transformers_of_gguf: Callable[[Path], Any]
 ) -> None:
-    """700 tokens are more than Gemma 3's window of 512; in fp64 only fp32 angles are left."""
+    """700 tokens are more than Gemma 3's window of 512.
+
+    In fp64 what is left is transformers' angles, in fp32: off by 700 * 2^-24 rad = 4e-5 at the end,
+    which moves logits of 40 by 4e-4. A window one token narrower moves them by 0.8.
+    """
     ours, peer = gguf.load(gemma3_file), transformers_of_gguf(gemma3_file)
     ids = ours.tokenizer.encode(TEXTS[0] * 40)[:700]
     assert len(ids) == 700
@@ -81,7 +85,7 @@ def test_windows_equal_transformers_beyond_their_size(
     with torch.inference_mode():
         found = ours.model.double()(tokens)[0, -100:]
         wanted = peer.double()(tokens).logits[0, -100:]
-    assert (found - wanted).abs().max() < TOLERANCE
+    assert (found - wanted).abs().max() < 2e-3
 
 
 # ---- token ids ----
@@ -161,12 +165,18 @@ def hostile_strings(count: int) -> Iterator[str]:
 
 def test_token_ids_equal_a_peers_and_decode_exactly(file: Path) -> None:
     tokenizer, encode = vocabulary_of.load(file), peer_encode(file)
+    spelled = _speller(tokenizer)
     for text in [*hostile_strings(2000), *texts()]:
         ids = [int(i) for i in tokenizer.encode(text, allowed_special=(), disallowed_special=())]
         assert ids == encode(text), repr(text[:200])
-        assert _spaces(tokenizer, tokenizer.decode(ids)) == _spaces(tokenizer, text)
+        assert spelled(tokenizer.decode(ids)) == spelled(text)
 
 
-def _spaces(tokenizer: Any, text: str) -> str:
-    """SentencePiece writes a "▁" of the text as it writes spaces, and cannot tell them apart."""
-    return text.replace("▁", " ") if isinstance(tokenizer, SentencePieceTokenizer) else text
+def _speller(tokenizer: Any) -> Callable[[str], str]:
+    """What tokens can say of a text: SentencePiece writes a "▁" of the text as it writes spaces;
+    bytes that SmolLM2's vocabulary has no token for (some control characters) are left out."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return lambda text: text.replace("▁", " ")
+    single = {token[0] for token in tokenizer.tokens if token is not None and len(token) == 1}
+    missing = bytes(byte for byte in range(256) if byte not in single)
+    return lambda text: text.encode().translate(None, missing).decode("utf-8", "replace")

@@ -260,3 +260,22 @@ def test_our_json_holds_a_sentencepiece_tokenizer(
     assert load(tmp_path) == pieces
     save(pieces, tmp_path / "x.model", format="sentencepiece")
     assert load(tmp_path / "x.model").encode(TEXT) == pieces.encode(TEXT)
+
+
+def test_user_defined_pieces_have_plain_spaces_in_the_file(tmp_path: Path) -> None:
+    """llama.cpp looks for them in the text as it is; Gemma has pieces of several spaces."""
+    names = ["<unk>", "<s>", "</s>", *BYTE_NAMES, "▁▁", "a"]
+    kinds = [PieceType.UNKNOWN, *[PieceType.CONTROL] * 2, *[PieceType.BYTE] * 256]
+    vocabulary = Vocabulary(
+        pieces=tuple(names),
+        types=(*kinds, PieceType.USER_DEFINED, PieceType.NORMAL),
+        scores=(0.0,) * len(names),
+    )
+    rules = TextRules(prefix="none", user_defined=vocabulary.user_defined)
+    tokenizer = SentencePieceTokenizer(
+        vocabulary, rules, special_tokens={"<unk>": 0, "<s>": 1, "</s>": 2}
+    )
+    gguf.save(tokenizer, tmp_path / "vocabulary.gguf")
+    assert gguf_metadata.read(tmp_path / "vocabulary.gguf")["tokenizer.ggml.tokens"][259] == "  "
+    loaded = gguf.load(tmp_path / "vocabulary.gguf")
+    assert list(loaded.encode("a  a")) == list(tokenizer.encode("a  a")) == [260, 259, 260]
