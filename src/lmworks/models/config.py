@@ -222,7 +222,7 @@ class ModelConfig(Config):
         """Whether a layer lets a token depend on later ones, so that decoding is impossible."""
         return any(
             own.mlp.kind == "moe" and own.mlp.router.sees_later_tokens
-            for own in self._layer_configs().values()
+            for own, _ in self.layer_counts()
         )
 
     def layers(self) -> Iterator[LayerConfig]:
@@ -386,7 +386,7 @@ class ModelConfig(Config):
         """T5's relative bias and its number of heads, where layers have it: one or none."""
         return {
             (layer.position, layer.attention.num_heads)
-            for layer in self._layer_configs().values()
+            for layer, _ in self.layer_counts()
             if layer.position.kind == "t5"
         }
 
@@ -396,7 +396,7 @@ class ModelConfig(Config):
         return expand_pattern(self.layer_pattern)
 
     def _layer_configs(self) -> dict[str, LayerConfig]:
-        """By name of the kind; those that no layer has are not there."""
+        """By name of the kind, of all in the pattern, also where the depth ends before it."""
         plain = LayerConfig(self.attention, self.mlp, self.position)
         return {
             name: plain.with_kind(self.layer_kinds[name], name) if name else plain

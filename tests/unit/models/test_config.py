@@ -310,6 +310,14 @@ def test_a_wrong_pattern_gets_an_answer_that_helps(change, message):
         ModelConfig.model_validate(LOCAL_GLOBAL | change)
 
 
+def test_kinds_that_the_depth_does_not_reach_leave_nothing_behind():
+    moe = {"kind": "moe", "d_ff": 4, "num_experts": 2, "router": {"kind": "expert_choice"}}
+    kinds = {"local": {}, "global": {"position": {"kind": "t5"}, "mlp": moe}}
+    config = ModelConfig.model_validate(LOCAL_GLOBAL | {"num_layers": 1, "layer_kinds": kinds})
+    assert not config.sees_later_tokens
+    assert not any(name.startswith("position_bias") for name in config.weight_shapes())
+
+
 def test_a_million_layers_are_counted_at_once():
     config = ModelConfig.model_validate(LOCAL_GLOBAL | {"num_layers": 10**6})
     assert config.num_params() > 10**6
