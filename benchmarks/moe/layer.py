@@ -1,6 +1,6 @@
 """One mixture-of-experts layer, forward and backward, beside transformers' blocks.
 
-    python benchmarks/moe/layer.py [--rounds 5] [--blocks Mixtral DeepSeek-V3]
+    python benchmarks/moe/layer.py [--rounds 5] [--threads 1 2] [--blocks Mixtral DeepSeek-V3]
 
 64 experts of width 256, 6 per token, d_model 512, 4,096 tokens: Mixtral's block, and DeepSeek-V3's
 with one shared expert. Same weights, tokens new in every round (so that, as in training, every
@@ -10,8 +10,8 @@ transformers' experts as its models choose them (`grouped_mm`), and as the block
 expert, 39 GB here, and is not run. The roof is the nine matrix products of every expert alone, on
 equal loads, into memory that is there.
 
-One thread: CPU time. Two: wall time. Writes benchmarks/results/moe_layer.json; figures of blocks
-that are not named stay there.
+One thread: CPU time. More: wall time, for which the machine must be idle. Writes
+benchmarks/results/moe_layer.json; figures of blocks and threads that are not named stay there.
 """
 
 import argparse
@@ -201,13 +201,14 @@ def main() -> None:
     """Measure all and write the result file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--blocks", nargs="+", choices=PEERS, default=[*PEERS])
     arguments = parser.parse_args()
     rounds = arguments.rounds
     rows = [
         row
         for name, dtype, num_threads in itertools.product(
-            arguments.blocks, (torch.float32, torch.bfloat16), (1, 2)
+            arguments.blocks, (torch.float32, torch.bfloat16), arguments.threads
         )
         for row in measure(name, dtype, num_threads, rounds)
     ]
@@ -217,7 +218,8 @@ def main() -> None:
         title=f"Mixture of experts, forward and backward ({native.isa_name()} kernels): "
         f"{NUM_EXPERTS} experts, {TOP_K} per token, d_model {D_MODEL}, expert d_ff {D_FF}, "
         f"{TOKENS} tokens",
-        command=f"python benchmarks/moe/layer.py --rounds {rounds}",
+        command=f"python benchmarks/moe/layer.py --rounds {rounds} --threads "
+        + " ".join(map(str, arguments.threads)),
         rows=replace_rows("moe_layer", rows),
         packages=["torch", "transformers"],
     )
