@@ -536,7 +536,11 @@ def test_what_tokenizer_json_cannot_say_is_refused_on_writing() -> None:
         (("normalizer",), {"type": "NFKC"}, "NFKC"),
         (("pre_tokenizer",), {"type": "Whitespace"}, "Whitespace"),
         (("decoder",), {"type": "WordPiece"}, "WordPiece"),
-        (("added_tokens",), [{"id": 1, "content": "<s>", "normalized": True}], "normalized"),
+        (
+            ("added_tokens",),
+            [{"id": 1, "content": "<s>", "normalized": True, "special": True}],
+            "normalized",
+        ),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_by_name(
