@@ -114,7 +114,7 @@ def suggest(word: str, known: typing.Iterable[str]) -> str:
 def explain(error: Any, schema: type[Config]) -> str:
     """One line for one of pydantic's errors: where, what, the value, and what would be right."""
     location = [str(p) for p in error["loc"]]
-    where, schemas = _walk(location, schema)
+    where, schemas, own = _walk(location, schema)
     if error["type"] == "extra_forbidden":
         known = {name for s in schemas for name in s.model_fields}
         return f"{where}: no such key{suggest(location[-1], known)}"
@@ -125,6 +125,9 @@ def explain(error: Any, schema: type[Config]) -> str:
         return f"{where}: {detail}" if where else detail
     if error["type"] == "union_tag_invalid":
         return f"{where}.kind={error['ctx']['tag']!r}; allowed: {error['ctx']['expected_tags']}"
+    if error["type"] == "union_tag_not_found":
+        kinds = ", ".join(repr(_kind_of(section)) for section in own)
+        return f"{where}.kind: must be set; allowed: {kinds}"
     message = error["msg"][0].lower() + error["msg"][1:]
     message = message.replace("a valid tuple", "a list")  # which is what YAML has
     return f"{where}={error['input']!r}: {message}"
@@ -293,8 +296,11 @@ def _nearest_file(path: Path) -> str:
     return f"; did you mean {folder / close[0]}?" if close else ""
 
 
-def _walk(location: list[str], schema: type[Config]) -> tuple[str, list[type[Config]]]:
-    """Dotted path without union tags, and the schemas of the section that holds its last part."""
+def _walk(
+    location: list[str], schema: type[Config]
+) -> tuple[str, list[type[Config]], list[type[Config]]]:
+    """Dotted path without union tags, the schemas of the section that holds its last part, and
+    those of the last part itself."""
     here: list[type[Config]] = [schema]
     parent = here
     parts: list[str] = []
@@ -313,4 +319,4 @@ def _walk(location: list[str], schema: type[Config]) -> tuple[str, list[type[Con
         fields = [s.model_fields[part] for s in here if part in s.model_fields]
         here = [section for field in fields for section in _sections(field.annotation)]
         named = [section for field in fields for section in _named_sections(field.annotation)]
-    return ".".join(parts), parent
+    return ".".join(parts), parent, here

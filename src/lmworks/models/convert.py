@@ -15,7 +15,7 @@ from lmworks.base.storage import atomic_dir
 from lmworks.models import gguf
 from lmworks.models.hf import DEFAULT_SHARD_BYTES, save_hf
 from lmworks.models.hf_text import save_hf_text
-from lmworks.models.pretrained import Run, open_run, save_pretrained
+from lmworks.models.pretrained import GGUF_SUFFIX, Run, open_run, save_pretrained
 
 Form = Literal["lmworks", "hf", "gguf"]
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,6 +53,8 @@ def convert(
         raise ConfigError(
             f"dtype {tensor_type!r} cannot be written as {to}; use {', '.join(known)}"
         )
+    if to == "gguf" and target.suffix != GGUF_SUFFIX:
+        raise ConfigError(f"{target}: a GGUF file must be named so: {target.name}{GGUF_SUFFIX}")
     if target.exists():
         raise ConfigError(f"{target}: exists already; give another name")
     run = open_run(source, dtype=DTYPES.get(tensor_type))

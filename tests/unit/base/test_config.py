@@ -24,6 +24,7 @@ class Blue(Config):
 class Sized(Config):
     width: int = 10
     height: int = 20
+    paint: Annotated[Red | Blue, Field(discriminator="kind")] = Red()
 
     @classmethod
     def preset_values(cls, name: str) -> dict[str, Any]:
@@ -89,6 +90,7 @@ def test_yaml_reads_back_to_an_equal_config(file: Path, tmp_path: Path) -> None:
         ("name: x\ncolour: {kind: bleu}", r"colour\.kind='bleu'; allowed: 'red', 'blue'"),
         ("name: x\nrooms: {hall: {wdth: 3}}", r"rooms\.hall\.wdth: .* did you mean 'width'"),
         ("name: x\nrooms: {hall: {width: a}}", r"rooms\.hall\.width='a': input should be"),
+        ("name: x\nrooms: {hall: {paint: {depth: 2}}}", r"paint\.kind: must be set; .* 'blue'"),
         ("name: x\nrooms: {hall: 3}", r"rooms\.hall=3: input should be"),
         ("name: x\ntags: word", "tags='word': input should be a list"),
         ("size: {}", "name: must be set"),

@@ -120,6 +120,7 @@ def test_large_weights_are_written_in_shards(source, tmp_path):
     [
         (["--to", "onnx"], "--to onnx: not a form"),
         ([], "--to is missing"),
+        (["--to", "gguf"], "a GGUF file must be named so: out.gguf"),
         (["--to", "hf", "--dtype", "q8_0"], "dtype 'q8_0' cannot be written as hf"),
         (["--to", "hf", "--max-shard", "lots"], "--max-shard='lots' is no size"),
     ],

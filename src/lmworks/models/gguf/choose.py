@@ -32,12 +32,12 @@ def architecture_of(config: ModelConfig) -> tuple[str, Pairs]:
     Raises:
         CheckpointError: there is none.
     """
-    reasons = []
+    reasons: dict[str, list[str]] = {}
     for architecture, one in ARCHITECTURES.items():
         found = places(config, architecture)
         lacking = [name for name in config.weight_shapes() if name not in found]
         if lacking:
-            reasons.append(f"{architecture} has no {lacking[0]}")
+            reasons.setdefault(f"no {lacking[0]}", []).append(architecture)
             continue
         pairs = {f"{architecture}.{key}": value for key, value in one.write(config).items()}
         tensors = {
@@ -49,15 +49,14 @@ def architecture_of(config: ModelConfig) -> tuple[str, Pairs]:
         try:
             same = config_of(_as_in_file(pairs), tensors, architecture)
         except CheckpointError as err:
-            reasons.append(f"{architecture}: {err}")
+            reasons.setdefault(str(err), []).append(architecture)
             continue
         difference = _difference(config, same, ignore_pairing=one.has_paired_rows)
         if not difference:
             return architecture, pairs
-        reasons.append(f"{architecture}: {difference}")
-    raise CheckpointError(
-        f"no GGUF architecture computes what this model computes: {'; '.join(reasons)}"
-    )
+        reasons.setdefault(difference, []).append(architecture)
+    why = "; ".join(f"{reason} in {', '.join(names)}" for reason, names in reasons.items())
+    raise CheckpointError(f"no GGUF architecture computes what this model computes: {why}")
 
 
 def by_tensor(found: Mapping[str, Place]) -> dict[str, list[tuple[str, Place]]]:
