@@ -1,7 +1,8 @@
 """Write src/lmworks/tokenizer/unicode_tables.py: where Hugging Face's Unicode is not Python's.
 
 Its normalization, accents and punctuation follow older versions of Unicode than Python's
-`unicodedata`, its lower case a newer one. The tables are asked of the `tokenizers` package; run after an upgrade:
+`unicodedata`, its lower case a newer one. The tables are asked of the `tokenizers` package; run
+after an upgrade:
     python csrc/text/make_normalizer_tables.py
 """
 
