@@ -1,16 +1,19 @@
-"""`lmworks eval RUN`: loss, perplexity and bits per byte on held-out text."""
+"""`lmworks eval RUN`: loss, perplexity and bits per byte on held-out text.
+
+With --task the figures are shares of right answers instead; that is in eval_task.py.
+"""
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from lmworks.base.errors import ConfigError, DataError
+from lmworks.cli.eval_task import run_task
 from lmworks.cli.parser import make_parser, positive_int
+from lmworks.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from lmworks.data.shard import ShardSet
@@ -30,6 +33,9 @@ class Windows(TypedDict):
 def main(argv: list[str]) -> int:
     """Print the figures, as a table or as JSON."""
     args = _parser().parse_args(argv)
+    _refuse_options_of_the_other(args)
+    if args.task:
+        return run_task(args)
     if args.text and args.separate_documents:
         raise ConfigError("--separate-documents: a text file is one document; leave it out")
     text = read_text(args.text) if args.text else None
@@ -41,7 +47,7 @@ def main(argv: list[str]) -> int:
     args.split = args.split or "val"
     what = str(args.text or f"{args.split} split")
     start = time.perf_counter()
-    with _progress_bar(what) as progress:
+    with progress_bar(f"scoring {what}") as progress:
         report = _evaluate(
             run,
             text,
@@ -67,6 +73,17 @@ def main(argv: list[str]) -> int:
     }
     print(json.dumps(row) if args.json else _table(row))
     return 0
+
+
+def _refuse_options_of_the_other(args: argparse.Namespace) -> None:
+    """ConfigError for an option that would do nothing."""
+    only_text = {"stride": "--stride", "context": "--context"}
+    only_text["separate_documents"] = "--separate-documents"
+    only_task = {"limit": "--limit", "chat": "--chat", "output": "--output"}
+    for name, option in (only_text if args.task else only_task).items():
+        if getattr(args, name):
+            other = "goes with --text and --split" if args.task else "goes with --task"
+            raise ConfigError(f"{option}: {other} only; leave it out")
 
 
 def read_text(file: Path) -> str:
@@ -148,7 +165,8 @@ def _table(row: dict[str, str | int | float]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "eval",
-        "Loss, perplexity and bits per byte of a trained model on text it has not seen.",
+        "Loss, perplexity and bits per byte of a trained model on text it has not seen;\n"
+        "with --task its share of right answers.",
         "lmworks eval runs/demo --text examples/text/other.txt --stride 64 --json",
     )
     add = parser.add_argument
@@ -158,6 +176,13 @@ def _parser() -> argparse.ArgumentParser:
         "--split", choices=("val", "train"), help="the run's own data (default: val)"
     )
     source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file instead")
+    source.add_argument(
+        "--task",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="questions instead, one JSON object per line: context, choices and label, or prompt"
+        " and answer",
+    )
     add(
         "--stride",
         type=positive_int,
@@ -175,26 +200,25 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-size",
         type=positive_int,
         metavar="N",
-        help="windows at once (default: some 8,000 tokens' worth)",
+        help="windows at once (default: some 8,000 tokens' worth); with --task choices at once"
+        " (default: 8)",
     )
     add(
         "--separate-documents",
         action="store_true",
         help="with --split: hide each document from the next",
     )
+    add("--limit", type=positive_int, metavar="N", help="with --task: the first N questions only")
+    add(
+        "--chat",
+        action="store_true",
+        help="with --task: ask in the format of the model's chat template",
+    )
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="with --task: write what became of each question",
+    )
     add("--json", action="store_true", help="one line of JSON")
     return parser
-
-
-@contextmanager
-def _progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn(f"scoring {what}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
