@@ -29,16 +29,44 @@ def main(argv: list[str]) -> int:
     config = sampling_config(args)
     if args.samples < 1:
         raise ConfigError(f"--samples {args.samples}: must be at least 1")
+    if args.system and not args.chat:
+        raise ConfigError(f"--system {args.system!r}: only a chat has a place for it; add --chat")
+    if args.chat and args.truncate_prompt:
+        raise ConfigError(
+            "--truncate-prompt: a message in the chat template cannot lose its beginning; leave "
+            "one of the two out"
+        )
     prompt = read_prompt(args.prompt)
     from lmworks.models.pretrained import open_run
 
     run = open_run(args.run)
     config = config.model_copy(update={"stop_ids": run.stop_ids})
-    if args.samples == 1 and not args.no_stream:
-        _stream(run, prompt, config, args)
+    if args.chat:
+        asked: str | list[int] = _chat_ids(run, prompt, system=args.system)
+        shown = ""
     else:
-        _print_samples(run, prompt, config, args)
+        asked = shown = prompt
+    if args.quiet:
+        shown = ""
+    if args.samples == 1 and not args.no_stream:
+        _stream(run, asked, shown, config, args)
+    else:
+        _print_samples(run, asked, shown, config, args)
     return 0
+
+
+def _chat_ids(run: "Run", message: str, *, system: str) -> list[int]:
+    """The message as the model's chat template writes it, up to where the answer begins."""
+    from lmworks.serve.chat import ModelFormat, Turn
+
+    if not message:
+        raise ConfigError("--chat needs a message to answer; give one with --prompt")
+    if run.chat_template is None:
+        raise ConfigError(
+            f"{run.path}: has no chat template, it may be a base model; leave out --chat to have "
+            "the prompt continued as it is"
+        )
+    return ModelFormat(run.chat_template, system=system).ids([Turn(message)], run.tokenizer)
 
 
 def read_prompt(argument: str) -> str:
@@ -61,10 +89,22 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="run, checkpoint, model folder or .gguf file")
     add(
+        "-p",
         "--prompt",
         default="",
         metavar="TEXT",
         help="text to continue; - reads standard input; empty lets the model begin (default)",
+    )
+    add(
+        "--chat",
+        action="store_true",
+        help="the prompt is a message: write it as the model's chat template does",
+    )
+    add(
+        "--system",
+        default="",
+        metavar="TEXT",
+        help="with --chat: what the model is told before the message",
     )
     add("--samples", type=int, default=1, metavar="N", help="continuations to make (default: 1)")
     add("--no-stream", action="store_true", help="print only when the text is complete")
@@ -74,12 +114,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stream(run: "Run", prompt: str, config: "SamplingConfig", args: argparse.Namespace) -> None:
+def _stream(
+    run: "Run",
+    prompt: str | list[int],
+    shown: str,
+    config: "SamplingConfig",
+    args: argparse.Namespace,
+) -> None:
     from lmworks.serve.generate import stream
 
     pieces = stream(run.model, run.tokenizer, prompt, config, truncate_prompt=args.truncate_prompt)
-    if not args.quiet:
-        print(prompt, end="", flush=True)
+    print(shown, end="", flush=True)
     try:
         for piece in pieces:
             print(piece, end="", flush=True)
@@ -90,7 +135,11 @@ def _stream(run: "Run", prompt: str, config: "SamplingConfig", args: argparse.Na
 
 
 def _print_samples(
-    run: "Run", prompt: str, config: "SamplingConfig", args: argparse.Namespace
+    run: "Run",
+    prompt: str | list[int],
+    shown: str,
+    config: "SamplingConfig",
+    args: argparse.Namespace,
 ) -> None:
     from lmworks.serve.generate import generate_samples
 
@@ -105,7 +154,7 @@ def _print_samples(
     for i, sample in enumerate(samples):
         if len(samples) > 1:
             print(f"--- sample {i + 1}, seed {config.seed + i}")
-        print(("" if args.quiet else prompt) + sample.text)
+        print(shown + sample.text)
     if not args.quiet:
         _print_summary(samples)
 

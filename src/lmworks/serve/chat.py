@@ -72,9 +72,10 @@ class ModelFormat:
     def text(self, turns: list[Turn]) -> str:
         """The prompt that ends where the model has to answer the last turn."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for turn in turns:
+        for i, turn in enumerate(turns, start=1):
             messages.append({"role": "user", "content": turn.user})
-            if turn.answer:
+            # Many templates refuse two messages of the user in a row.
+            if turn.answer or i < len(turns):
                 messages.append({"role": "assistant", "content": turn.answer})
         is_waiting = not turns or not turns[-1].answer
         return self.template.render(messages, add_generation_prompt=is_waiting)
@@ -83,9 +84,10 @@ class ModelFormat:
         """The prompt's tokens.
 
         Raises:
-            ConfigError: a text holds one of the template's own tokens, which would end its turn.
+            ConfigError: the user or the system prompt writes one of the template's own tokens,
+                which would end its turn. In an answer the model itself wrote it.
         """
-        for text in [self.system, *(text for turn in turns for text in (turn.user, turn.answer))]:
+        for text in [self.system, *(turn.user for turn in turns)]:
             _refuse_special(text, tokenizer)
         return tokenizer.encode(self.text(turns), allowed_special="all")
 

@@ -11,6 +11,7 @@ from lmworks.cli.main import main as front_door
 from lmworks.models.pretrained import open_run
 from lmworks.serve.generate import generate
 from lmworks.serve.sampling import SamplingConfig
+from lmworks.tokenizer.chat_template import ChatTemplate
 
 Capture = pytest.CaptureFixture[str]
 
@@ -101,3 +102,41 @@ def test_a_prompt_that_is_too_long_can_be_truncated(tiny_run: Path) -> None:
 def test_a_missing_run_exits_2(capsys: Capture) -> None:
     assert front_door(["generate", "no/such/run"]) == 2
     assert "no/such/run: no such folder" in capsys.readouterr().err
+
+
+@pytest.fixture
+def chat_run(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, as if its model came with a chat template and a token that ends answers."""
+    opened = open_run(tiny_run)._replace(chat_template=ChatTemplate(TEMPLATE), stop_ids=(7,))
+    monkeypatch.setattr("lmworks.models.pretrained.open_run", lambda path: opened)
+    return tiny_run
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-stream"]])
+def test_a_message_is_written_as_the_chat_template_does(
+    chat_run: Path, capsys: Capture, flags: list[str]
+) -> None:
+    options = ["-p", "hi", "--chat", "--system", "S", "--max-new-tokens", "9", *flags]
+    main([str(chat_run), *options])
+    prompt = "<system>S<user>hi<bot>"
+    want = expected(chat_run, prompt, max_new_tokens=9, stop_ids=(7,)).removeprefix(prompt)
+    assert capsys.readouterr().out == want
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--system", "S"], "--system 'S': .* add --chat"),
+        (["--chat", "--truncate-prompt"], "--truncate-prompt: a message"),
+        (["--chat"], "has no chat template"),
+        (["--chat", "-p", ""], "--chat needs a message"),
+    ],
+)
+def test_options_of_chats_that_do_not_go_are_refused(
+    tiny_run: Path, options: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main([str(tiny_run), "-p", "hi", *options])
