@@ -112,7 +112,7 @@ def exit_status(argv: list[str]) -> int:
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
-    """examples/text, recipes and a run that was trained for three steps."""
+    """examples, recipes and a run that was trained for three steps."""
     folder = tmp_path_factory.mktemp("docs")
     texts = folder / "examples" / "text"
     texts.mkdir(parents=True)
@@ -120,6 +120,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> P
         # Cut at a line: enough to train on, little enough to be quick.
         text = file.read_text(encoding="utf-8")
         (texts / file.name).write_text(text[: text.index("\n", 15_000)], encoding="utf-8")
+    shutil.copytree(ROOT / "examples" / "tasks", folder / "examples" / "tasks")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
