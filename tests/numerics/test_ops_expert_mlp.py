@@ -63,24 +63,50 @@ def run(backend, x, rows, experts, activation):
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
 
 
-def assert_equals_twin(x, rows, experts, activation, tolerance):
+def assert_equals_twin(x, rows, experts, activation, tolerance, *, term_sizes=(1.0,) * 6):
     """Each result within `tolerance` of the twin's, by norms; the twin runs in float64.
 
-    Terms are of size 1, and the gradient of a matrix sums one per row: where they cancel, their
-    rounding stays.
+    Where terms cancel, their rounding stays: it is measured by their sizes.
     """
-    num_matrices = sum(w is not None for w in experts)
-    largest_load = int(rows.ends_E.diff(prepend=torch.zeros(1, dtype=torch.int64)).max())
     exact = ExpertWeights(*(None if w is None else w.double() for w in experts))
     wanted = run("reference", x.double(), rows, exact, activation)
-    for k, (got, want) in enumerate(
-        zip(run("cpu", x, rows, experts, activation), wanted, strict=True)
-    ):
+    results = run("cpu", x, rows, experts, activation)
+    for got, want, size in zip(results, wanted, term_sizes, strict=False):
         assert got.dtype in (x.dtype, torch.float32)
-        is_of_matrix = k >= len(wanted) - num_matrices
-        num_terms = want.numel() * (largest_load if is_of_matrix else 1)
-        norm = want.double().norm().clamp(min=num_terms**0.5)
+        norm = want.double().norm().clamp(min=max(size, 1.0))
         assert (got.double() - want.double()).norm() <= tolerance * norm
+
+
+def swiglu_term_sizes(x, rows, experts):
+    """The norm of each result of `run` if all terms of its sums had one sign.
+
+    Legend: T tokens, L rows of one expert, C d_model, F d_ff.
+    """
+    out_TC = torch.zeros(x.shape, dtype=torch.float64)
+    grad_TC = torch.randn(x.shape, generator=torch.Generator().manual_seed(9)).to(x.dtype).double()
+    d_x_TC, d_weight_S = torch.zeros_like(out_TC), torch.zeros(len(rows.token_S)).double()
+    d_gate, d_up, d_down = (torch.zeros(w.shape).double() for w in experts)
+    begin = 0
+    for e, end in enumerate(rows.ends_E.tolist()):
+        part, begin = slice(begin, end), end
+        token_L, weight_L1 = rows.token_S[part], rows.weight_S[part, None].double()
+        x_LC, grad_LC = x[token_L].double(), grad_TC[token_L]
+        gate_FC, up_FC, down_CF = (w[e].double() for w in experts)
+        g_LF, u_LF = x_LC @ gate_FC.T, x_LC @ up_FC.T
+        sigmoid_LF = g_LF.sigmoid()
+        slope_LF = sigmoid_LF * (1 + g_LF * (1 - sigmoid_LF))
+        hidden_LF = (g_LF * sigmoid_LF * u_LF).abs()
+        d_hidden_LF = weight_L1 * (grad_LC.abs() @ down_CF.abs())
+        d_g_LF, d_u_LF = (
+            d_hidden_LF * (u_LF * slope_LF).abs(),
+            d_hidden_LF * (g_LF * sigmoid_LF).abs(),
+        )
+        out_TC.index_add_(0, token_L, weight_L1 * (hidden_LF @ down_CF.abs().T))
+        d_x_TC.index_add_(0, token_L, d_g_LF @ gate_FC.abs() + d_u_LF @ up_FC.abs())
+        d_weight_S[part] = (grad_LC.abs() * (hidden_LF @ down_CF.abs().T)).sum(-1)
+        d_gate[e], d_up[e] = d_g_LF.T @ x_LC.abs(), d_u_LF.T @ x_LC.abs()
+        d_down[e] = (weight_L1 * grad_LC.abs()).T @ hidden_LF
+    return [float(t.norm()) for t in (out_TC, d_x_TC, d_weight_S, d_gate, d_up, d_down)]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -113,7 +139,11 @@ def test_bfloat16_rounds_only_what_is_stored(activation, isa, monkeypatch):
 )
 def test_any_loads_and_sizes_equal_the_twin(loads, d_model, d_ff, spare, dtype):
     inputs = make_inputs(loads, 20, d_model, d_ff, activation="swiglu", spare=spare, dtype=dtype)
-    assert_equals_twin(*inputs, "swiglu", 2e-6 if dtype == torch.float32 else 0.02)
+    # Of bfloat16 some five roundings count here where no others average them out, and silu passes
+    # a relative error of its input on up to |input| times.
+    tolerance = 2e-6 if dtype == torch.float32 else 0.02
+    term_sizes = swiglu_term_sizes(*inputs)
+    assert_equals_twin(*inputs, "swiglu", tolerance, term_sizes=term_sizes)
 
 
 def test_strided_inputs_are_read_as_they_are():
